@@ -1,19 +1,8 @@
 // What surrounds the view of an explorer, on a page and in a notebook: the choices, the words about
 // a frame, and a picture of some frames.
 
-/** Creates an SVG element. */
-function svg(name, attributes, ...children) {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  element.append(...children);
-  return element;
-}
 
-/**
- * The choices, the words and the picture of an explorer. `changed` gets the chosen values, one per
- * choice. Numbers between the options can be typed if `between` is true; otherwise the nearest
- * option is taken.
- */
+/** An explorer's parts; `changed` gets the values, which may be `between` the options if true. */
 class Explorer {
   constructor(outer, choices, values, between, changed) {
     Object.assign(this, { outer, values: [...values], between, changed });

@@ -4,7 +4,6 @@ const MOST_COLUMNS = 8; // with more ranks, those that do the same at the same l
 const [COLUMNS, WIDE] = [160, 64]; // the widths of all narrow columns and of a wide one, in pixels
 const NEAR = 6; // the number of lines to show before and after a line with operations
 const MOST_SAID = 8; // the most ranks that are named at the same time
-const SVG = new DOMParser().parseFromString("<svg/>", "text/html").body.firstChild.namespaceURI;
 const DOES = {
   waiting: "waits", computing: "computes", ended: "has posted its last operation",
   "not started": "has posted nothing",
@@ -36,13 +35,6 @@ function fewOf(words) {
   return words.slice(0, MOST_SAID).join(", ") + more;
 }
 
-/** Creates an SVG element. */
-function draw(name, properties, ...children) {
-  const element = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(properties)) element.setAttribute(key, value);
-  element.append(...children);
-  return element;
-}
 
 class CodePanel {
   constructor(view) {
@@ -72,8 +64,7 @@ class CodePanel {
   /** Creates the listing of a run, and buttons to go through the operations of a line. */
   build(run) {
     const files = new Map(Object.keys(run.head.sources).map((file) => [file, new Set()]));
-    Object.assign(this, { run, rows: new Map() });
-    Object.assign(this, { said: [], isStuck: false, stuckAt: 0 });
+    Object.assign(this, { run, rows: new Map(), said: [], isStuck: false, stuckAt: 0 });
     const seen = new Set();
     for (let event = 0; event < run.size; event++) {
       const place = run.columns.file[event] * 2 ** 32 + run.columns.line[event];
@@ -86,13 +77,12 @@ class CodePanel {
     }
     const used = [...files].filter(([, marked]) => marked.size);
     const lists = used.flatMap(([file, marked]) => this.list(file, marked));
-    const button = (text, onclick) => make("button", { type: "button", onclick }, text);
-    const goTo = (by) => () => this.view.nextHit(by);
+    const goTo = (by) => ({ onclick: () => this.view.nextHit(by) });
     this.hits = make("span");
-    this.tools = make("p", { class: "player", hidden: true }, this.hits,
-      button("previous", goTo(-1)), button("next", goTo(1)), button("clear", () => this.mark("")));
+    this.tools = make("p", { class: "player", hidden: true }, this.hits, press("previous", goTo(-1)),
+      press("next", goTo(1)), press("clear", { onclick: () => this.mark("") }));
     this.live = make("div", { class: "live", "aria-live": "polite" });
-    this.art = draw("svg", { "aria-hidden": "true" });
+    this.art = svg("svg", { "aria-hidden": "true" });
     this.listing = make("div", { onkeydown: (event) => this.onKey(event) }, ...lists, this.art);
     this.root = make("div", { class: "code" },
       make("p", {}, LEGEND), this.tools, this.listing, this.live);
@@ -110,16 +100,16 @@ class CodePanel {
     for (const [k, text] of lines.entries()) {
       const word = placeWord({ file, line: k + 1 }), onclick = () => this.mark(word);
       const code = marked.has(k + 1)
-        ? make("button", { type: "button", tabIndex: -1, onclick }, text)
+        ? press(text, { tabIndex: -1, onclick })
         : make("code", {}, text);
       const row = make("li", { "data-word": word, class: shown.has(k) ? "" : "far" },
         make("span", {}, `${k + 1}`), code, make("span", { class: "live" }));
       if (marked.has(k + 1)) this.rows.set(`${file}:${k + 1}`, row);
       list.append(row);
     }
-    const all = make("button", { type: "button", "aria-pressed": "false", onclick: () => {
+    const all = press("all lines", { "aria-pressed": "false", onclick: () => {
       all.setAttribute("aria-pressed", `${list.classList.toggle("all")}`);
-    } }, "all lines");
+    } });
     return [make("h2", {}, `${file.split("/").at(-1)} `, all), list];
   }
 
@@ -209,19 +199,19 @@ class CodePanel {
         const bend = down ? 0 : side * (12 + Math.abs(x1 - x0) / 5);
         const d = `M${x0},${y0} Q${(x0 + x1) / 2},${(y0 + y1) / 2 + bend} ${x1},${y1}`;
         const kind = this.run.isStuck(from.event) ? "stuck" : "";
-        arrows.push(draw("path", { d, class: kind, "marker-end": "url(#code-tip)" }));
+        arrows.push(svg("path", { d, class: kind, "marker-end": "url(#code-tip)" }));
       }
     }
     const marks = this.cursors.map((cursor) => {
       const { x, y, ranks } = cursor, said = this.describe(cursor), text = fewOf(ranks);
       cursor.row?.lastChild.append(`, ${said}`);
-      return draw("g", { class: cursor.does.replaceAll(" ", "-") }, draw("title", {}, said),
-        draw("rect", { x: x - half, y: y - 8, width: 2 * half, height: 16, rx: 8 }),
-        draw("text", { x, y: y + 4 }, text.length > 7 ? `${ranks.length} ranks` : text));
+      return svg("g", { class: cursor.does.replaceAll(" ", "-") }, svg("title", {}, said),
+        svg("rect", { x: x - half, y: y - 8, width: 2 * half, height: 16, rx: 8 }),
+        svg("text", { x, y: y + 4 }, text.length > 7 ? `${ranks.length} ranks` : text));
     });
-    const tip = draw("marker", { id: "code-tip", refX: 7, refY: 4, orient: "auto",
+    const tip = svg("marker", { id: "code-tip", refX: 7, refY: 4, orient: "auto",
       markerWidth: 8, markerHeight: 8, markerUnits: "userSpaceOnUse" });
-    tip.append(draw("path", { d: "M0,0 L8,4 L0,8 Z" }));
+    tip.append(svg("path", { d: "M0,0 L8,4 L0,8 Z" }));
     this.art.replaceChildren(tip, ...arrows, ...marks);
   }
 }

@@ -12,6 +12,8 @@ const SPANS = Object.keys(LOOKS.state).length; // the first meaning of spans
 const SPAN_MEANINGS = [...Object.keys(LOOKS.computing), ...Object.keys(LOOKS.span)];
 
 const PROGRAM = SPANS + SPAN_MEANINGS.indexOf("program");
+const LETTERS = "ABCDEFGH"; // the names of several runs
+const FONT = "11px system-ui, sans-serif";
 
 const MOST_LANES = { span: 4, operation: 6, step: 1 }; // any further bars share the last lane
 const ARRAYS = { i1: Int8Array, i2: Int16Array, i4: Int32Array, f8: Float64Array };
@@ -27,10 +29,11 @@ function fromBase64(text) {
 
 /** Decompresses gzip data. */
 function unpack(bytes) {
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).arrayBuffer();
 }
 
-/** Reads the JSON at the start of a buffer, which follows its length; returns the value and the end of the JSON. */
+/** Reads the JSON after its length at the start of a buffer; returns the value and its end. */
 function readHead(buffer) {
   const end = 4 + new DataView(buffer).getUint32(0, true);
   return [JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, end - 4))), end];
@@ -44,7 +47,7 @@ function readRun(buffer) {
   let at = end;
   for (const { name, type } of head.columns) {
     const size = ARRAYS[type].BYTES_PER_ELEMENT * events;
-    columns[name] = new ARRAYS[type](buffer.slice(at, at + size)); // a copy, because the start may not be aligned
+    columns[name] = new ARRAYS[type](buffer.slice(at, at + size)); // the start may not be aligned
     at += size;
   }
   return new Run(head, columns, events);
@@ -64,43 +67,42 @@ class Run {
     this.isStep = head.labels.map((label) => label.startsWith("step "));
     this.findProgram();
     this.looks = head.meanings.map((meaning) => SPANS + SPAN_MEANINGS.indexOf(meaning));
-    this.lane = new Uint8Array(this.post.length); // the lane of each event; valid once the lanes of its rank are known
+    this.lane = new Uint8Array(this.post.length); // by event; valid after `lanesOf` its rank
     this.lanes = [];
     this.hosts = head.hosts;
     this.stages = this.findStages();
-    this.flags = head.findings.map((finding) => ({ ...finding, event: finding.events[0] ?? -1 }));
+    this.flags = head.findings.map((finding) => ({
+      ...finding, event: finding.events[0] ?? -1,
+      look: SLOW_KINDS.has(finding.kind) ? "slow" : "problem",
+    }));
   }
 
-  /**
-   * Adds up the times, which are stored as differences, and finds the end and the marks. Times count
-   * from the first operation or span, which began `start` ns after the start of the run.
-   */
+  /** Adds up the times, which are stored as differences; they count from the first non-mark. */
   readTimes() {
     const { size, first, kinds } = this, { post, wait, done, op } = this.columns;
-    const [ranks, posts, waits, dones] = [new Int32Array(size), new Float64Array(size), new Float64Array(size), new Float64Array(size)];
+    this.rank = new Int32Array(size);
+    for (const name of ["post", "wait", "done"]) this[name] = new Float64Array(size);
+    this.marks = [];
     let start = Infinity;
     for (let rank = 0; rank < this.ranks; rank++) {
       for (let i = first[rank], time = 0; i < first[rank + 1]; i++) {
         time += post[i];
-        if (kinds[op[i]] !== "mark") start = Math.min(start, time);
-      }
-    }
-    this.start = start < Infinity ? start : 0;
-    let begin = Infinity, end = Math.max(1, this.head.end - this.start);
-    this.marks = [];
-    for (let rank = 0; rank < this.ranks; rank++) {
-      for (let i = first[rank], time = -this.start; i < first[rank + 1]; i++) {
-        time += post[i];
-        ranks[i] = rank;
-        posts[i] = time;
-        waits[i] = wait[i] < 0 ? NaN : time + wait[i];
-        dones[i] = done[i] < 0 ? NaN : time + done[i];
-        begin = Math.min(begin, time);
-        end = Math.max(end, time + Math.max(0, wait[i], done[i]));
+        this.post[i] = time;
+        this.rank[i] = rank;
         if (kinds[op[i]] === "mark") this.marks.push(i);
+        else start = Math.min(start, time);
       }
     }
-    Object.assign(this, { rank: ranks, post: posts, wait: waits, done: dones, begin: Math.min(begin, end), end });
+    this.start = start < Infinity ? start : 0; // in ns since the start of the run
+    let begin = Infinity, end = Math.max(1, this.head.end - this.start);
+    for (let i = 0; i < size; i++) {
+      const time = (this.post[i] -= this.start);
+      this.wait[i] = wait[i] < 0 ? NaN : time + wait[i];
+      this.done[i] = done[i] < 0 ? NaN : time + done[i];
+      begin = Math.min(begin, time);
+      end = Math.max(end, time + Math.max(0, wait[i], done[i]));
+    }
+    Object.assign(this, { begin: Math.min(begin, end), end });
   }
 
   /**
@@ -132,10 +134,11 @@ class Run {
       count = 0;
       for (let i = first[rank]; i < first[rank + 1]; i++) {
         if (thread[i] || isMark[op[i]]) continue;
-        const covers = isSpan[op[i]] && !this.isStep[label[i]], until = done[i] >= 0 ? done[i] : Infinity;
+        const span = isSpan[op[i]], covers = span && !this.isStep[label[i]];
+        const until = done[i] >= 0 ? done[i] : Infinity;
         add(i, post[i], covers ? until : post[i]);
-        if (!isSpan[op[i]] && wait[i] >= 0) add(i, wait[i], until);
-        else if (isSpan[op[i]] && !covers && done[i] >= 0) add(i, done[i], done[i]);
+        if (!span && wait[i] >= 0) add(i, wait[i], until);
+        else if (span && !covers && done[i] >= 0) add(i, done[i], done[i]);
       }
       for (let k = 0, free = start[0], last = event[0]; k < count; k++) {
         if (start[k] > free) {
@@ -157,34 +160,38 @@ class Run {
   /** Adds the stretches of the ranks' own program as events after the last. */
   addEvents(begins, ends, before, after) {
     const { size, kinds } = this;
-    const grow = (column, values) => {
-      const grown = new column.constructor(size + begins.length);
+    const grow = (column, value, values = []) => {
+      const grown = new column.constructor(size + begins.length).fill(value, size);
       grown.set(column);
-      if (typeof values === "number") grown.fill(values, size); else grown.set(values, size);
+      grown.set(values, size);
       return grown;
     };
-    Object.assign(this, { before, after, post: grow(this.post, begins), done: grow(this.done, ends) });
-    [this.wait, this.rank] = [grow(this.wait, NaN), grow(this.rank, before.map((i) => this.rank[i]))];
-    for (const name of Object.keys(this.columns)) this.columns[name] = grow(this.columns[name], -1);
+    const ranks = before.map((i) => this.rank[i]), names = Object.keys(this.columns);
+    [this.before, this.after, this.rank] = [before, after, grow(this.rank, 0, ranks)];
+    [this.post, this.done] = [grow(this.post, 0, begins), grow(this.done, 0, ends)];
+    this.wait = grow(this.wait, NaN);
+    for (const name of names) this.columns[name] = grow(this.columns[name], -1);
     this.columns.partner.fill(0, size);
     this.columns.op.fill(kinds.push("program") - 1, size);
     this.head.ops.push(["program", "program"]);
     this.bands = Uint8Array.from(kinds, (kind) => (kind === "span" || kind === "program" ? 0 : 1));
   }
 
-  /** Returns the lowest stage of each rank, or -1 if it has none; returns undefined for a run without stages. */
+  /** Returns the lowest stage of each rank, or -1; or undefined for a run without stages. */
   findStages() {
-    if (!this.columns.stage.some((stage) => stage >= 0)) return undefined;
-    const stages = new Int32Array(this.ranks).fill(-1);
+    const stages = new Int32Array(this.ranks).fill(-1), { stage } = this.columns;
     for (let i = 0; i < this.size; i++) {
-      const stage = this.columns.stage[i], { [this.rank[i]]: least } = stages;
-      if (stage >= 0 && (least < 0 || stage < least)) stages[this.rank[i]] = stage;
+      const least = stages[this.rank[i]]; // -1 is above all stages as an unsigned number
+      if (stage[i] >= 0 && stage[i] < least >>> 0) stages[this.rank[i]] = stage[i];
     }
-    return stages;
+    return stages.some((one) => one >= 0) ? stages : undefined;
   }
 
   /** Returns whether two ranks are on two different known hosts. */
-  crosses(src, dst) { return Boolean(this.hosts) && this.hosts[src] !== this.hosts[dst] && this.hosts[src] >= 0 && this.hosts[dst] >= 0; }
+  crosses(src, dst) {
+    const [one, other] = [src, dst].map((rank) => this.hosts?.[rank] ?? -1);
+    return one !== other && one >= 0 && other >= 0;
+  }
 
   kind(i) { return this.kinds[this.columns.op[i]]; }
   op(i) { return this.head.ops[this.columns.op[i]][0]; }
@@ -193,15 +200,14 @@ class Run {
   group(i) { return this.columns.group[i] < 0 ? "" : this.head.groups[this.columns.group[i]]; }
   payload(i) { return this.columns.payload[i] < 0 ? null : this.head.payloads[this.columns.payload[i]]; }
   bytes(i) { return Math.max(0, this.payload(i)?.[2] ?? 0); }
-  endOf(i) { return Number.isNaN(this.done[i]) ? this.end : this.done[i]; }
+  endOf(i) { return isNaN(this.done[i]) ? this.end : this.done[i]; }
   isMessage(i) { const kind = this.kind(i); return kind === "send" || kind === "recv"; }
   isOperation(i) { return this.isMessage(i) || this.kind(i) === "collective"; }
 
+  hasFailed(i) { return this.columns.status[i] === this.head.error; }
+
   /** Returns whether an operation never finished, or failed while its rank waited. */
-  isStuck(i) {
-    const failed = this.columns.status[i] === this.head.error;
-    return this.wait[i] >= 0 && (Number.isNaN(this.done[i]) || failed);
-  }
+  isStuck(i) { return this.wait[i] >= 0 && (isNaN(this.done[i]) || this.hasFailed(i)); }
 
   bandOf(i) { return BANDS[this.bandNumber(i)]; }
 
@@ -215,7 +221,8 @@ class Run {
   rate(i) {
     const other = this.partner(i);
     const begin = other < 0 ? this.post[i] : Math.max(this.post[i], this.post[other]);
-    return this.bytes(i) > 0 && this.done[i] > begin ? (this.bytes(i) / (this.done[i] - begin)) * 1e9 : NaN;
+    const bytes = this.bytes(i), time = this.done[i] - begin;
+    return bytes > 0 && time > 0 ? (bytes / time) * 1e9 : NaN;
   }
 
   /** Returns an event's place in the program, such as "train.py:12", or "" if unknown. */
@@ -239,12 +246,10 @@ class Run {
 
   /** Describes an event in one line. */
   text(i) {
-    const kind = this.kind(i);
-    const microbatch = this.columns.microbatch[i];
+    const kind = this.kind(i), microbatch = this.columns.microbatch[i], peer = this.columns.peer[i];
     if (kind === "program") return LOOKS.computing.program.name;
     if (kind === "mark") return this.label(i) || kind;
     if (kind === "span") return (this.label(i) || kind) + (microbatch < 0 ? "" : ` ${microbatch}`);
-    const peer = this.columns.peer[i];
     if (kind === "collective") return this.op(i);
     return `${this.op(i)} ${kind === "send" ? "to" : "from"} ${peer >= 0 ? peer : "any rank"}`;
   }
@@ -252,15 +257,14 @@ class Run {
   /** Calls `each(from, until, state)` for the parts of an event's bar. */
   parts(i, each) {
     if (i >= this.size) return each(this.post[i], this.done[i], PROGRAM);
-    const kind = this.kind(i);
+    const kind = this.kind(i), finished = !isNaN(this.done[i]), isCollective = kind === "collective";
     const post = this.post[i], wait = this.wait[i], done = this.done[i], end = this.endOf(i);
     if (kind === "span") return each(post, end, this.looks[this.columns.label[i]] ?? SPANS);
-    const waited = !Number.isNaN(wait), finished = !Number.isNaN(done);
-    if (this.columns.status[i] === this.head.error) return each(post, end, FAILED);
-    if (!waited) return each(post, end, !finished ? UNWAITED : kind === "collective" ? COLLECTIVE : POSTED);
+    if (this.hasFailed(i)) return each(post, end, FAILED);
+    if (isNaN(wait)) return each(post, end, !finished ? UNWAITED : isCollective ? COLLECTIVE : POSTED);
     if (wait > post) each(post, wait, POSTED);
     if (!finished) return each(wait, end, UNFINISHED);
-    if (kind === "collective") return each(wait, done, COLLECTIVE);
+    if (isCollective) return each(wait, done, COLLECTIVE);
     const other = this.partner(i);
     if (other < 0) return each(wait, done, BLOCKED);
     const met = Math.min(Math.max(this.post[other], wait), done);
@@ -268,32 +272,32 @@ class Run {
     if (done > met) each(met, done, TRANSFER);
   }
 
-  /** Returns the lanes of a rank's bars. Bars on a lane do not overlap, and nested spans are on separate lanes. */
+  /** Returns the lanes of a rank's bars, on which bars do not overlap. */
   lanesOf(rank) { return (this.lanes[rank] ??= this.layOut(rank)); }
 
+  /** Puts each of a rank's bars on the first lane where it fits, so that nested spans have their own. */
   layOut(rank) {
-    const order = this.inOrder(rank), { post, done, end } = this, most = BANDS.map((band) => MOST_LANES[band]);
+    const order = this.inOrder(rank), { post, done, end } = this;
     const bands = BANDS.map(() => []), numbers = new Uint8Array(order.length);
     for (let k = 0; k < order.length; k++) {
-      const i = order[k], band = this.bandNumber(i), lanes = bands[band], until = done[i] >= 0 ? done[i] : end;
+      const i = order[k], band = this.bandNumber(i), lanes = bands[band];
       numbers[k] = band;
       let number = 0;
       while (number < lanes.length && lanes[number].end > post[i]) number++;
-      if (number === lanes.length) {
-        if (number < most[band]) lanes.push({ size: 0, end: 0 });
-        else number--;
-      }
-      if (lanes[number].end < until) lanes[number].end = until;
-      lanes[number].size++;
+      if (number === MOST_LANES[BANDS[band]]) number--;
+      const lane = (lanes[number] ??= { size: 0, end: 0 });
+      lane.end = Math.max(lane.end, done[i] >= 0 ? done[i] : end);
+      lane.size++;
       this.lane[i] = number;
     }
     for (const lane of bands.flat()) {
-      const { size } = lane;
-      Object.assign(lane, { events: new Int32Array(size), begins: new Float64Array(size), ends: new Float64Array(size), size: 0, end: 0 });
+      lane.events = new Int32Array(lane.size);
+      [lane.begins, lane.ends] = [new Float64Array(lane.size), new Float64Array(lane.size)];
+      lane.size = lane.end = 0;
     }
     for (let k = 0; k < order.length; k++) {
       const i = order[k], lane = bands[numbers[k]][this.lane[i]], at = lane.size++;
-      if (!(done[i] <= lane.end)) lane.end = done[i] >= 0 ? done[i] : end;
+      lane.end = Math.max(lane.end, done[i] >= 0 ? done[i] : end);
       lane.events[at] = i;
       lane.begins[at] = post[i];
       lane.ends[at] = lane.end;
@@ -301,7 +305,7 @@ class Run {
     return Object.fromEntries(BANDS.map((band, number) => [band, bands[number]]));
   }
 
-  /** Returns a rank's events except marks, sorted by post time, because events of several threads may not be in order. */
+  /** Returns a rank's events except marks, sorted by post time, unlike those of several threads. */
   inOrder(rank) {
     const [from, until] = this.programs[rank], { post } = this;
     const order = new Int32Array(this.first[rank + 1] - this.first[rank] + until - from);
@@ -318,8 +322,19 @@ class Run {
   }
 
   /** Calls `each(event)` for the bars of a lane between two times. */
-  between(lane, from, until, each) {
-    for (let k = firstAbove(lane.ends, from); k < lane.events.length && lane.begins[k] <= until; k++) each(lane.events[k]);
+  between({ events, begins, ends }, from, until, each) {
+    for (let k = firstAbove(ends, from); k < events.length && begins[k] <= until; k++) each(events[k]);
+  }
+
+  /** Calls `each(event)` for the bars of a rank's bands between two times. */
+  visit(rank, bands, from, until, each) {
+    const lanes = this.lanesOf(rank);
+    for (const lane of bands.flatMap((band) => lanes[band])) this.between(lane, from, until, each);
+  }
+
+  /** Calls `each(event)` for the operations of all ranks between two times. */
+  visitAll(from, until, each) {
+    for (let rank = 0; rank < this.ranks; rank++) this.visit(rank, ["operation"], from, until, each);
   }
 }
 
@@ -352,11 +367,24 @@ function readableInk(colour) {
 }
 
 const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
+const RATES = [[1e9, "GB/s"], [1e6, "MB/s"], [1e3, "kB/s"], [1, "B/s"]];
+
 
 /** Formats a time in ns with a suitable unit, as in "1.25 ms". */
 function timeText(ns, digits = 3) {
   const [size, unit] = UNITS.find(([size]) => Math.abs(ns) >= size) ?? UNITS[3];
   return `${Number((ns / size).toPrecision(digits))} ${unit}`;
+}
+
+/** Formats bytes per second, as in "10 GB/s". */
+function rateText(rate) {
+  const [size, unit] = RATES.find(([size]) => rate > 0.999 * size) ?? RATES[3];
+  return `${Number((rate / size).toPrecision(3))} ${unit}`;
+}
+
+/** Formats a number of things, as in "2 messages". */
+function countText(number, what) {
+  return `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
 }
 
 /** Formats a number of bytes, as in "64 KiB". */

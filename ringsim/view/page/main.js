@@ -47,7 +47,8 @@ class View {
     this.timeline = new Timeline(part("bars"), part("overlay"), part("overview"), runs);
     this.ring = new RingPicture(part("ring"), this.timeline, part("search"));
     // a run with a fault is first shown at its end
-    if (runs.some(({ flags }) => flags.some(({ kind }) => !SLOW_KINDS.has(kind)))) this.timeline.head = this.timeline.end;
+    const hasFault = runs.some(({ flags }) => flags.some(({ look }) => look === "problem"));
+    if (hasFault) this.timeline.head = this.timeline.end;
     this.which = 0; // the run that the panels show
     this.speed = 3;
     this.pins = []; // pinned cards: {run, event}
@@ -72,18 +73,19 @@ class View {
 
   describeRuns() {
     const heads = this.runs.map(({ head }, number) => {
-      const name = this.runs.length > 1 ? `${"ABCDEFGH"[number]}: ` : "";
+      const name = this.runs.length > 1 ? `${LETTERS[number]}: ` : "";
       const early = head.begin && ` · started ${timeText(head.begin)} before the first event`;
       return `${name}${head.title}${early || ""}`;
     });
     const sources = new Set(this.runs.map(({ head }) => head.source));
     this.part("source").textContent = [...heads, ...sources].join(" · ");
     this.part("keys").replaceChildren(...KEYS.flatMap(([key, what]) => [make("dt", {}, key), make("dd", {}, what)]));
-    this.part("tabs").replaceChildren(...this.tabs.map((tab) => make("button", {
-      type: "button", role: "tab", id: `tab-${tab}`, "aria-controls": "panel",
-      title: TABS[tab], onclick: () => this.showTab(tab),
-    }, tab)));
-    this.part("which").replaceChildren(...this.runs.map((_, number) => make("option", { value: `${number}` }, `run ${"ABCDEFGH"[number]}`)));
+    this.part("tabs").replaceChildren(...this.tabs.map((tab) => press(tab, {
+      role: "tab", id: `tab-${tab}`, "aria-controls": "panel", title: TABS[tab],
+      onclick: () => this.showTab(tab),
+    })));
+    this.part("which").replaceChildren(...this.runs.map((_, number) =>
+      make("option", { value: `${number}` }, `run ${LETTERS[number]}`)));
     const groupings = ["rank", ...this.timeline.groupings()];
     this.part("by").replaceChildren(...groupings.map((by) => make("option", { value: by }, `rows by ${by}`)));
     this.part("by").hidden = groupings.length < 2;
@@ -94,8 +96,8 @@ class View {
   close() {
     this.closed = true;
     this.playing = false;
-    clearTimeout(this.later);
-    cancelAnimationFrame(this.waiting);
+    for (const timer of [this.later, this.timer]) clearTimeout(timer);
+    for (const frame of [this.waiting, this.moving]) cancelAnimationFrame(frame);
     removeEventListener("keydown", this.heard, true);
     return this;
   }
@@ -113,9 +115,7 @@ class View {
         });
       }
       if (run.post.length > run.size) names.set("program", new Set([STATES[PROGRAM].name]));
-      for (const { event, kind } of run.flags) {
-        if (event >= 0) used.add(SLOW_KINDS.has(kind) ? "slow" : "problem");
-      }
+      for (const { event, look } of run.flags) if (event >= 0) used.add(look);
       if (run.marks.length) used.add("mark");
       if (run.columns.partner.some(Boolean)) used.add("message");
       if (run.hosts) used.add("across");
@@ -133,8 +133,7 @@ class View {
 
   /** Explains everything that is drawn in the runs; a click on an entry hides or shows it. */
   drawLegend() {
-    const { timeline } = this, { marks, comparison, muted, ink } = timeline;
-    const colours = { ...marks, ...comparison, bubble: muted };
+    const { timeline } = this, { marks, muted, ink } = timeline, colours = { ...marks, bubble: muted };
     this.names ??= new Map(this.drawnNames());
     this.part("legend").replaceChildren(...[...this.names].map(([key, names]) => {
       const state = STATE_KEYS.indexOf(key), all = [...names].join(", ");
@@ -175,6 +174,7 @@ class View {
     this.draw();
   }
 
+  /** Draws everything in the light or the dark theme. */
   setTheme(dark) {
     this.root.dataset.theme = dark ? "dark" : "light";
     this.timeline.setTheme(dark);
@@ -225,39 +225,46 @@ class View {
   // -- panels
 
   drawPanel() {
-    const { timeline } = this, run = this.runs[this.which], panel = this.part("panel");
+    const panel = this.part("panel");
     for (const button of this.part("tabs").children) {
-      button.setAttribute("aria-selected", `${button.id === `tab-${this.tab}`}`);
-      button.tabIndex = button.id === `tab-${this.tab}` ? 0 : -1;
+      const isChosen = button.id === `tab-${this.tab}`;
+      button.setAttribute("aria-selected", `${isChosen}`);
+      button.tabIndex = isChosen ? 0 : -1;
     }
     panel.setAttribute("aria-labelledby", `tab-${this.tab}`);
-    const { from, until } = timeline;
-    if (this.tab === "selection") {
-      const one = timeline.selected;
-      const cards = this.pins.filter((pin) => !isSame(pin, one)).flatMap((pin) => this.card(pin));
-      const how = make("p", {}, "Click a bar or press an arrow key to select an event.");
-      const area = timeline.tape ? this.areaCard() : [];
-      const own = one ? this.card(one) : area.length ? [] : [how, make("pre", {}, run.head.summary)];
-      panel.replaceChildren(...area, ...own, ...cards);
-    } else if (this.tab === "findings") {
-      const notes = run.head.notes.map((note) => make("p", {}, note));
-      const said = [...run.flags.map((flag) => this.finding(run, flag)), ...notes];
-      panel.replaceChildren(...(said.length ? said : [make("p", {}, "Nothing wrong was found in this run.")]));
-    } else if (this.tab === "statistics") {
-      panel.replaceChildren(statisticsTable(run, Math.max(0, from), Math.min(timeline.end, until)), edgesTable(this.ring.traffic(this.which).edges(from, until)));
-    } else if (this.tab === "bandwidth") {
-      const canvas = make("canvas", { role: "img", "aria-label": "bandwidth against size for the visible messages" });
-      panel.replaceChildren(canvas, make("p", {}, "Each dot is a visible message, and each square is a visible collective. If a rank began to wait late, the bandwidth is a lower bound."));
-      drawBandwidth(canvas, timeline, run);
-    } else if (this.tab === "steps") {
-      const steps = timeline.steps[this.which];
-      panel.replaceChildren(...stepsPanel(timeline, run, steps));
-      if (steps.length) drawActivations(panel.querySelector("canvas"), timeline, run, steps);
-    } else if (this.tab === "code") {
-      this.code.show(panel);
-    } else {
-      panel.replaceChildren(visibleTable(timeline));
+    if (this.tab === "code") this.code.show(panel);
+    else panel.replaceChildren(...this.contents());
+    const canvas = panel.querySelector("canvas"), run = this.runs[this.which], { timeline } = this;
+    if (canvas && this.tab === "bandwidth") drawBandwidth(canvas, timeline, run);
+    else if (canvas) drawActivations(canvas, timeline, run, timeline.steps[this.which]);
+  }
+
+  /** Returns what the panel shows in the current tab. */
+  contents() {
+    const { timeline, tab } = this, { from, until, selected } = timeline, run = this.runs[this.which];
+    if (tab === "findings") {
+      const said = run.flags.map((flag) => this.finding(run, flag));
+      said.push(...run.head.notes.map((note) => make("p", {}, note)));
+      return said.length ? said : [make("p", {}, "Nothing wrong was found in this run.")];
     }
+    if (tab === "statistics") {
+      return [statisticsTable(run, Math.max(0, from), Math.min(timeline.end, until)),
+        edgesTable(this.ring.traffic(this.which).edges(from, until))];
+    }
+    if (tab === "bandwidth") {
+      const label = "bandwidth against size for the visible messages";
+      return [make("canvas", { role: "img", "aria-label": label }), make("p", {}, "Each dot is a "
+        + "visible message, and each square is a visible collective. If a rank began to wait late, "
+        + "the bandwidth is a lower bound.")];
+    }
+    if (tab === "steps") return stepsPanel(timeline, run, timeline.steps[this.which]);
+    if (tab === "table") return [visibleTable(timeline)];
+    const cards = this.pins.filter((pin) => !isSame(pin, selected)).flatMap((pin) => this.card(pin));
+    const area = timeline.tape ? this.areaCard() : [];
+    const how = make("p", {}, "Click a bar or press an arrow key to select an event.");
+    const own = selected ? this.card(selected)
+      : area.length ? [] : [how, make("pre", {}, run.head.summary)];
+    return [...area, ...own, ...cards];
   }
 
   showTab(tab) {
@@ -267,16 +274,15 @@ class View {
   }
 
   card(one) {
-    const pinned = this.pins.some((pin) => isSame(pin, one));
-    const about = { type: "button", title: "pin or unpin the card (P)", onclick: () => this.pin(one) };
-    const pin = make("button", about, pinned ? "unpin" : "pin");
+    const about = { title: "pin or unpin the card (P)", onclick: () => this.pin(one) };
+    const pin = press(this.pins.some((pin) => isSame(pin, one)) ? "unpin" : "pin", about);
     return card(one.run, one.event, (target) => this.select(target, true), pin);
   }
 
   /** Returns the sums of the selected area, with a button that zooms to it. */
   areaCard() {
-    const zoom = { type: "button", title: "zoom to the area (Z)", onclick: () => this.zoomToArea() };
-    const title = make("h2", {}, "Selected area ", make("button", zoom, "zoom to it"));
+    const zoom = { title: "zoom to the area (Z)", onclick: () => this.zoomToArea() };
+    const title = make("h2", {}, "Selected area ", press("zoom to it", zoom));
     return [title, ...areaTables(this.timeline, this.names)];
   }
 
@@ -310,9 +316,10 @@ class View {
   }
 
   finding(run, flag) {
-    const about = { type: "button", title: "go to the event", disabled: flag.event < 0 };
-    const jump = make("button", { ...about, onclick: () => this.select({ run, event: flag.event }, true) }, "show");
-    return make("div", { class: "finding" }, make("h2", {}, flag.kind.replaceAll("_", " "), " ", ...(flag.event < 0 ? [] : [jump])), make("p", {}, flag.text));
+    const onclick = () => this.select({ run, event: flag.event }, true);
+    const title = make("h2", {}, flag.kind.replaceAll("_", " "), " ");
+    if (flag.event >= 0) title.append(press("show", { title: "go to the event", onclick }));
+    return make("div", { class: "finding" }, title, make("p", {}, flag.text));
   }
 
   /** Selects an event and announces it to screen readers; if `reveals` is true, also scrolls it into view. */
@@ -324,7 +331,9 @@ class View {
       if (reveals) this.timeline.reveal(one);
       if (reveals || this.timeline.head === 0) this.timeline.head = one.run.post[one.event];
       if (this.tab !== "code") this.tab = "selection";
-      this.part("live").textContent = `rank ${one.run.rank[one.event]}: ${one.run.text(one.event)}, ${describe(one.run, one.event).slice(1, 4).map((fact) => fact.join(" ")).join(", ")}`;
+      const { run, event } = one, facts = describe(run, event).slice(1, 4);
+      const said = [run.text(event), ...facts.map((fact) => fact.join(" "))].join(", ");
+      this.part("live").textContent = `rank ${run.rank[event]}: ${said}`;
     }
     this.draw();
   }
@@ -349,9 +358,7 @@ class View {
     this.listenToDivider();
     this.pointers = new Map();
     whileDragged(this.part("overview"), ({ offsetX }) => {
-      const time = ((offsetX - GUTTER) / (timeline.overview.width - GUTTER)) * timeline.end;
-      const half = (timeline.until - timeline.from) / 2;
-      timeline.show(time - half, time + half);
+      timeline.centre(((offsetX - GUTTER) / (timeline.overview.width - GUTTER)) * timeline.end);
       this.draw();
     });
     this.part("tabs").addEventListener("keydown", (event) => {
@@ -468,11 +475,11 @@ class View {
   }
 
   pinch(event) {
-    const { timeline } = this, width = () => { const [a, b] = [...this.pointers.values()]; return Math.max(20, Math.abs(a.offsetX - b.offsetX)); };
-    const before = width();
+    const { timeline } = this, places = () => [...this.pointers.values()].map((one) => one.offsetX);
+    const width = ([a, b]) => Math.max(20, Math.abs(a - b)), before = width(places());
     this.pointers.set(event.pointerId, event);
-    const [a, b] = [...this.pointers.values()];
-    timeline.zoom(before / width(), timeline.time((a.offsetX + b.offsetX) / 2));
+    const [a, b] = places();
+    timeline.zoom(before / width([a, b]), timeline.time((a + b) / 2));
     this.drag.moved = true;
     this.draw();
   }
@@ -571,7 +578,7 @@ class View {
 
   zoom(factor) {
     const { timeline } = this;
-    timeline.zoom(factor, this.mouse > GUTTER ? timeline.time(this.mouse) : (timeline.from + timeline.until) / 2);
+    timeline.zoom(factor, this.mouse > GUTTER ? timeline.time(this.mouse) : undefined);
     this.draw();
   }
 
@@ -617,7 +624,7 @@ class View {
   /** Selects the event that is current at the same time on the rank above or below. */
   changeRow(by, grows = false) {
     const { timeline } = this, one = timeline.selected;
-    const row = one ? timeline.rowOf(one.run, one.run.rank[one.event]) + by : Math.max(0, timeline.rowAt(RULER));
+    const row = one ? timeline.rowOf(one.run, one.run.rank[one.event]) + by : timeline.rowAt(RULER);
     const target = timeline.rows[row];
     if (!target || target.run.first[target.rank] === target.run.first[target.rank + 1]) return;
     const time = one ? one.run.post[one.event] : timeline.from, { run, rank } = target;
@@ -628,29 +635,21 @@ class View {
   }
 
   goAcross() {
-    const one = this.timeline.selected;
-    if (one && one.run.partner(one.event) >= 0) this.select({ run: one.run, event: one.run.partner(one.event) }, true);
+    const { run, event } = this.timeline.selected ?? {}, other = run ? run.partner(event) : -1;
+    if (other >= 0) this.select({ run, event: other }, true);
   }
 
   // -- search
 
   search(text) {
-    const { timeline } = this;
-    const { test, unknown } = parseSearch(text);
+    const { test, unknown } = parseSearch(text), isOn = text.trim() && !unknown;
+    const marks = (run) => new Uint8Array(run.size).map((_, event) => test(run, event));
+    const found = new Map(isOn ? this.runs.map((run) => [run, marks(run)]) : []);
+    this.timeline.found = isOn ? found : null;
     let hits = 0;
-    timeline.found = null;
-    if (text.trim() && !unknown) {
-      timeline.found = new Map();
-      for (const run of this.runs) {
-        const found = new Uint8Array(run.size);
-        for (let event = 0; event < run.size; event++) {
-          found[event] = test(run, event);
-          hits += found[event];
-        }
-        timeline.found.set(run, found);
-      }
-    }
-    const said = unknown ? `no field ${unknown}. Fields: ${FIELDS.join(", ")}` : `${hits.toLocaleString("en")} found`;
+    for (const own of found.values()) hits = own.reduce((sum, one) => sum + one, hits);
+    const said = unknown ? `no field ${unknown}. Fields: ${FIELDS.join(", ")}`
+      : `${hits.toLocaleString("en")} found`;
     this.part("hits").textContent = text.trim() ? said : "";
     this.draw();
   }
@@ -676,10 +675,9 @@ class View {
 
   play() {
     this.playing = !this.playing;
-    this.part("play").textContent = this.playing ? "❚❚" : "▶";
-    this.part("play").setAttribute("aria-label", this.playing ? "pause" : "play");
-    this.part("play").title = this.playing ? "pause (space)" : "play (space)";
-    cancelAnimationFrame(this.frame); // otherwise a pending frame would continue in parallel
+    const [sign, name] = this.playing ? ["❚❚", "pause"] : ["▶", "play"], button = this.part("play");
+    [button.textContent, button.ariaLabel, button.title] = [sign, name, `${name} (space)`];
+    cancelAnimationFrame(this.moving); // otherwise a pending frame would continue in parallel
     clearTimeout(this.timer);
     if (!this.playing) return;
     const { timeline } = this;
@@ -693,9 +691,9 @@ class View {
       this.ring.draw(this.which);
       this.code.update();
       if (timeline.head >= Math.min(timeline.until, timeline.end)) return this.play();
-      this.frame = requestAnimationFrame(tick);
+      this.moving = requestAnimationFrame(tick);
     };
-    this.frame = requestAnimationFrame(tick);
+    this.moving = requestAnimationFrame(tick);
   }
 
   /** Plays without motion, from message to message. */
@@ -710,10 +708,8 @@ class View {
   step(forward) {
     const { timeline } = this;
     timeline.head = this.ring.traffic(this.which).step(timeline.head, forward);
-    if (timeline.head < timeline.from || timeline.head > timeline.until) {
-      const half = (timeline.until - timeline.from) / 2;
-      timeline.show(timeline.head - half, timeline.head + half);
-    }
+    const isIn = timeline.head >= timeline.from && timeline.head <= timeline.until;
+    if (!isIn) timeline.centre(timeline.head);
     this.draw();
   }
 }

@@ -1,6 +1,7 @@
 // The panels next to the timeline: an event's card, findings, statistics, and the table of visible events.
 
 const MOST_TABLE = 200; // the most rows in the table for screen readers
+const SVG = new DOMParser().parseFromString("<svg/>", "text/html").body.firstChild.namespaceURI;
 
 /** Creates an element. Data from a trace is inserted only as text. */
 function make(name, properties = {}, ...children) {
@@ -14,69 +15,92 @@ function make(name, properties = {}, ...children) {
   return element;
 }
 
+/** Creates an SVG element. */
+function svg(name, attributes, ...children) {
+  const element = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  element.append(...children);
+  return element;
+}
+
+/** Returns the context of a canvas in CSS pixels, empty and with the view's font. */
+function setUp(canvas, width, height) {
+  const context = canvas.getContext("2d"), ratio = devicePixelRatio || 1;
+  [canvas.width, canvas.height] = [width * ratio, height * ratio];
+  context.scale(ratio, ratio);
+  context.font = FONT;
+  context.textBaseline = "middle";
+  return context;
+}
+
+/** Creates a button. */
+function press(text, properties) {
+  return make("button", { type: "button", ...properties }, text);
+}
+
 /** Returns the facts about an event, each as a pair of a name and a text. */
 function describe(run, event) {
-  const facts = [["rank", `${run.rank[event]}`], ["start", timeText(run.post[event], 6)]];
-  const done = run.done[event], wait = run.wait[event];
-  if (run.kind(event) !== "mark") facts.push(["end", Number.isNaN(done) ? "never finished" : timeText(done, 6)]);
-  if (!Number.isNaN(done)) facts.push(["duration", timeText(done - run.post[event], 4)]);
-  const parts = [];
-  run.parts(event, (from, until, state) => {
-    if (state < SPANS && until > from) parts.push([STATES[state].name, timeText(until - from, 4)]);
-  });
+  const { rank, post, wait: { [event]: wait }, done: { [event]: done } } = run, isOpen = isNaN(done);
+  const facts = [["rank", `${rank[event]}`], ["start", timeText(post[event], 6)]];
+  const add = (name, ...values) => facts.push([name, ...values]);
+  const addColumn = (name) => {
+    if (run.columns[name][event] >= 0) add(name, `${run.columns[name][event]}`);
+  };
+  if (run.kind(event) !== "mark") add("end", isOpen ? "never finished" : timeText(done, 6));
+  if (!isOpen) add("duration", timeText(done - post[event], 4));
   if (run.isOperation(event)) {
-    facts.push(...parts);
-    if (Number.isNaN(wait)) facts.push(["waited for", "never"]);
-    facts.push(["group", run.group(event) || "unknown"]);
-    if (run.columns.tag[event] >= 0) facts.push(["tag", `${run.columns.tag[event]}`]);
-    const payload = run.payload(event);
-    if (payload?.[0]) facts.push(["tensor", `${payload[0]}[${payload[1].join(", ")}], ${bytesText(payload[2])}`]);
-    if (run.rate(event)) facts.push([run.kind(event) === "collective" ? "bytes per second" : "bandwidth", `${(run.rate(event) / 1e9).toPrecision(3)} GB/s`]);
+    run.parts(event, (from, until, state) => {
+      if (until > from) add(STATES[state].name, timeText(until - from, 4));
+    });
+    if (isNaN(wait)) add("waited for", "never");
+    add("group", run.group(event) || "unknown");
+    addColumn("tag");
+    const [type, shape, bytes] = run.payload(event) ?? [], rate = run.rate(event);
+    if (type) add("tensor", `${type}[${shape.join(", ")}], ${bytesText(bytes)}`);
+    const name = run.kind(event) === "collective" ? "bytes per second" : "bandwidth";
+    if (rate) add(name, `${(rate / 1e9).toPrecision(3)} GB/s`);
   }
-  for (const column of ["stage", "microbatch"]) if (run.columns[column][event] >= 0) facts.push([column, `${run.columns[column][event]}`]);
-  if (run.place(event)) facts.push(["line", run.place(event)]);
+  addColumn("stage");
+  addColumn("microbatch");
+  if (run.place(event)) add("line", run.place(event));
   return facts;
 }
 
 /** Returns a sentence about the reason why an operation was blocked, or "" if there is none. */
 function reason(run, event) {
-  const other = run.partner(event);
-  if (run.isMessage(event) && other < 0) return `No matching ${run.kind(event) === "send" ? "recv" : "send"} was found.`;
+  const other = run.partner(event), isSend = run.kind(event) === "send";
+  if (run.isMessage(event) && other < 0) return `No matching ${isSend ? "recv" : "send"} was found.`;
   if (other < 0 || Number.isNaN(run.wait[event])) return "";
   const late = Math.min(run.post[other], run.endOf(event)) - run.wait[event];
   if (late <= 0) return "The other side was already posted.";
-  return `Rank ${run.rank[event]} waited ${timeText(late)} because rank ${run.rank[other]} was late to ${run.kind(event) === "send" ? "receive" : "send"}.`;
+  return `Rank ${run.rank[event]} waited ${timeText(late)} because rank ${run.rank[other]} `
+    + `was late to ${isSend ? "receive" : "send"}.`;
 }
 
 /** Returns at most four lines about an event; the card in the panel has everything. */
 function shortCard(run, event) {
-  const begin = run.post[event], done = run.done[event], isMark = run.kind(event) === "mark";
-  const times = isMark ? "" : Number.isNaN(done) ? `from ${timeText(begin, 6)}, never finished`
-    : `${timeText(begin, 6)} to ${timeText(done, 6)} (${timeText(done - begin, 4)})`;
-  const payload = run.payload(event) ? bytesText(run.bytes(event)) : "";
-  const about = [run.group(event), payload, run.place(event)].filter(Boolean).join(", ");
-  const stage = run.columns.stage[event];
-  const where = `rank ${run.rank[event]}${stage < 0 ? "" : `, stage ${stage}`}, ${times || timeText(begin, 6)}`;
-  return [run.text(event), where, otherSide(run, event) || about, reason(run, event)].filter(Boolean);
+  const { [event]: begin } = run.post, { [event]: done } = run.done, other = run.partner(event);
+  const { [event]: stage } = run.columns.stage, join = (...words) => words.filter(Boolean).join(", ");
+  const times = run.kind(event) === "mark" ? timeText(begin, 6)
+    : isNaN(done) ? `from ${timeText(begin, 6)}, never finished`
+      : `${timeText(begin, 6)} to ${timeText(done, 6)} (${timeText(done - begin, 4)})`;
+  const where = join(`rank ${run.rank[event]}`, stage >= 0 && `stage ${stage}`, times);
+  const payload = run.payload(event) && bytesText(run.bytes(event));
+  const about = other < 0 ? join(run.group(event), payload, run.place(event))
+    : join(`other side: rank ${run.rank[other]}`,
+      `from ${timeText(run.post[other], 6)} to ${timeText(run.endOf(other), 6)}`, run.place(other));
+  return [run.text(event), where, about, reason(run, event)].filter(Boolean);
 }
 
-/** Returns a line about the other side of a message, or "" if there is none. */
-function otherSide(run, event) {
-  const other = run.partner(event);
-  if (other < 0) return "";
-  return `other side: rank ${run.rank[other]}, from ${timeText(run.post[other], 6)} to ${timeText(run.endOf(other), 6)}${run.place(other) && `, ${run.place(other)}`}`;
-}
-
-/** Returns the card of an event, followed by that of its other side; `buttons` follow the event's name. */
+/** Returns the card of an event and that of its other side; `buttons` follow the event's name. */
 function card(run, event, goTo, ...buttons) {
-  const facts = (which) => make("dl", {}, ...describe(run, which).flatMap(([name, text]) => [make("dt", {}, name), make("dd", {}, text)]));
-  const other = run.partner(event);
-  const parts = [make("h2", {}, run.text(event), " ", ...buttons), facts(event)];
-  const why = reason(run, event);
-  if (why) parts.push(make("p", {}, why));
-  if (other >= 0) {
-    parts.push(make("h2", {}, run.text(other), " ", make("button", { type: "button", title: "go to the other side (Enter)", onclick: () => goTo({ run, event: other }) }, "go there")), facts(other));
-  }
+  const head = (i, ...more) => make("h2", {}, run.text(i), " ", ...more);
+  const facts = (i) => make("dl", {}, ...describe(run, i).flatMap(([name, text]) =>
+    [make("dt", {}, name), make("dd", {}, text)]));
+  const other = run.partner(event), why = reason(run, event);
+  const parts = [head(event, ...buttons), facts(event), ...(why ? [make("p", {}, why)] : [])];
+  const about = { title: "go to the other side (Enter)", onclick: () => goTo({ run, event: other }) };
+  if (other >= 0) parts.push(head(other, press("go there", about)), facts(other));
   return parts;
 }
 
@@ -85,18 +109,16 @@ function sumArea({ rows, runs, tape: [from, until], box }) {
   const [first, last] = box ?? [0, rows.length - 1];
   const all = rows.slice(first, last + 1).flatMap((row) => row.ranks.map((rank) => ({ ...row, rank })));
   return all.map(({ run, rank, number }) => {
-    const name = `${rank}${runs.length > 1 ? " ABCDEFGH"[number + 1] : ""}`;
+    const name = rank + (runs.length > 1 ? LETTERS[number] : "");
     const sum = { name, times: new Float64Array(STATES.length), messages: 0, bytes: 0 };
-    for (const lane of BANDS.flatMap((band) => run.lanesOf(rank)[band])) {
-      run.between(lane, from, until, (event) => {
-        run.parts(event, (begin, end, state) => {
-          sum.times[state] += Math.max(0, Math.min(end, until) - Math.max(begin, from));
-        });
-        if (run.kind(event) !== "send" || run.post[event] < from) return;
-        sum.messages += 1;
-        sum.bytes += run.bytes(event);
+    run.visit(rank, BANDS, from, until, (event) => {
+      run.parts(event, (begin, end, state) => {
+        sum.times[state] += Math.max(0, Math.min(end, until) - Math.max(begin, from));
       });
-    }
+      if (run.kind(event) !== "send" || run.post[event] < from) return;
+      sum.messages += 1;
+      sum.bytes += run.bytes(event);
+    });
     return sum;
   });
 }
@@ -112,11 +134,11 @@ function areaTables(timeline, names) {
     return all.slice(0, most).join(", ") + (all.length > most ? " …" : "");
   };
   const share = (time) => `${((100 * time) / ((until - from) * sums.length)).toFixed(1)} %`;
-  const count = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
   const sent = ({ messages, bytes }) => `${messages.toLocaleString("en")}, ${bytesText(bytes)}`;
   return [
     make("p", {}, `${timeText(until - from, 4)} from ${timeText(from, 4)} to ${timeText(until, 4)}, `
-      + `${count(sums.length, "rank")}: ${count(total((one) => one.messages), "message")} sent, `
+      + `${countText(sums.length, "rank")}: `
+      + `${countText(total(({ messages }) => messages), "message")} sent, `
       + `${bytesText(total(({ bytes }) => bytes))}. `
       + "Nested spans and overlapping operations count in each."),
     table("Time of all ranks", ["state", "time", "share"],
@@ -127,82 +149,70 @@ function areaTables(timeline, names) {
   ];
 }
 
-/** Returns statistics of the operations in a window, as rows with a name, a count, bytes, blocked times and bandwidths. */
-function statistics(run, from, until) {
-  const rows = new Map();
-  for (let rank = 0; rank < run.ranks; rank++) {
-    for (const lane of run.lanesOf(rank).operation) {
-      run.between(lane, from, until, (i) => {
-        const key = run.columns.op[i] + run.head.ops.length * run.columns.group[i];
-        let row = rows.get(key);
-        if (!row) rows.set(key, (row = { op: run.op(i), group: run.group(i), count: 0, bytes: 0, blocked: [], rates: [] }));
-        row.count += 1;
-        row.bytes += run.bytes(i);
-        if (run.done[i] >= run.wait[i]) row.blocked.push(run.done[i] - run.wait[i]);
-        const rate = run.rate(i);
-        if (rate) row.rates.push(rate);
-      });
-    }
-  }
-  return [...rows.values()].sort((a, b) => b.bytes - a.bytes || b.count - a.count);
+/** Returns the 60 rows with the most bytes. */
+function most(rows) {
+  return [...rows].sort((a, b) => b.bytes - a.bytes || b.count - a.count).slice(0, 60);
 }
 
+/** Returns a table of the operations in a window. */
+function statisticsTable(run, from, until) {
+  const rows = new Map();
+  run.visitAll(from, until, (i) => {
+    const key = run.columns.op[i] + run.head.ops.length * run.columns.group[i];
+    const row = rows.get(key)
+      ?? { op: run.op(i), group: run.group(i), count: 0, bytes: 0, blocked: [], rates: [] };
+    rows.set(key, row);
+    row.count += 1;
+    row.bytes += run.bytes(i);
+    if (run.done[i] >= run.wait[i]) row.blocked.push(run.done[i] - run.wait[i]);
+    if (run.rate(i)) row.rates.push(run.rate(i));
+  });
+  const sum = (values) => values.reduce((all, one) => all + one, 0);
+  const cells = ({ op, group, count, bytes, blocked, rates }) => [
+    op, group, count.toLocaleString("en"), bytesText(bytes),
+    blocked.length ? `${timeText(median(blocked))}, ${timeText(sum(blocked))}` : "–",
+    rates.length ? `${(median(rates) / 1e9).toPrecision(2)} GB/s` : "–",
+  ];
+  return table(`Operations from ${timeText(from, 4)} to ${timeText(until, 4)}`,
+    ["operation", "group", "count", "bytes", "blocked: median, total", "median rate"],
+    most(rows.values()).map(cells));
+}
+
+/** Returns the median, or NaN if there are no values. */
 function median(values) {
   return values.length ? Float64Array.from(values).sort()[values.length >> 1] : NaN;
 }
 
 /** Creates a table with a caption. */
 function table(caption, names, rows) {
-  return make("table", {}, make("caption", {}, caption), make("thead", {}, make("tr", {}, ...names.map((name) => make("th", { scope: "col" }, name)))),
-    make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((cell) => make("td", {}, cell))))));
-}
-
-function statisticsTable(run, from, until) {
-  const rows = statistics(run, from, until).slice(0, 60).map((row) => [
-    row.op, row.group, row.count.toLocaleString("en"), bytesText(row.bytes),
-    row.blocked.length ? `${timeText(median(row.blocked))}, ${timeText(row.blocked.reduce((sum, one) => sum + one, 0))}` : "–",
-    row.rates.length ? `${(median(row.rates) / 1e9).toPrecision(2)} GB/s` : "–",
-  ]);
-  const caption = `Operations from ${timeText(from, 4)} to ${timeText(until, 4)}`;
-  return table(caption, ["operation", "group", "count", "bytes", "blocked: median, total", "median rate"], rows);
+  const row = (cells) => make("tr", {}, ...cells.map((cell) => make("td", {}, cell)));
+  const heads = names.map((name) => make("th", { scope: "col" }, name));
+  return make("table", {}, make("caption", {}, caption),
+    make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows.map(row)));
 }
 
 /** Creates a table of the traffic on each edge, in descending order. */
 function edgesTable(edges) {
-  const rows = [...edges].sort((a, b) => b.bytes - a.bytes || b.count - a.count).slice(0, 60);
-  return table("Messages by edge", ["from", "to", "messages", "bytes"],
-    rows.map(({ src, dst, count, bytes }) => [`rank ${src}`, `rank ${dst}`, count.toLocaleString("en"), bytesText(bytes)]));
-}
-
-const RATES = [[1e9, "GB/s"], [1e6, "MB/s"], [1e3, "kB/s"], [1, "B/s"]];
-
-/** Formats bytes per second, as in "10 GB/s". */
-function rateText(rate) {
-  const [size, unit] = RATES.find(([size]) => rate > 0.999 * size) ?? RATES[3];
-  return `${Number((rate / size).toPrecision(3))} ${unit}`;
+  const cells = ({ src, dst, count, bytes }) =>
+    [`rank ${src}`, `rank ${dst}`, count.toLocaleString("en"), bytesText(bytes)];
+  const names = ["from", "to", "messages", "bytes"];
+  return table("Messages by edge", names, most(edges).map(cells));
 }
 
 /** Returns the bytes, rate and kind of the operations in a window that moved data. */
 function bandwidths(timeline, run) {
   const points = [];
-  for (let rank = 0; rank < run.ranks; rank++) {
-    for (const lane of run.lanesOf(rank).operation) {
-      run.between(lane, timeline.from, timeline.until, (i) => {
-        const kind = run.kind(i), rate = kind === "recv" || kind === "collective" ? run.rate(i) : NaN;
-        if (rate && points.length < 50000) points.push([run.bytes(i), rate, kind]);
-      });
-    }
-  }
+  run.visitAll(timeline.from, timeline.until, (i) => {
+    const kind = run.kind(i), rate = kind === "send" ? NaN : run.rate(i);
+    if (rate && points.length < 50000) points.push([run.bytes(i), rate, kind]);
+  });
   return points;
 }
 
 /** Draws the bandwidth of the messages in a window against their size, on logarithmic axes. */
 function drawBandwidth(canvas, timeline, ...runs) {
   const width = canvas.clientWidth || 300, height = canvas.clientHeight || 180;
-  const ratio = devicePixelRatio || 1, context = canvas.getContext("2d");
-  [canvas.width, canvas.height] = [width * ratio, height * ratio];
-  context.scale(ratio, ratio);
-  context.font = "11px system-ui, sans-serif";
+  const context = setUp(canvas, width, height);
   context.fillStyle = timeline.muted;
   const several = runs.map((run) => bandwidths(timeline, run)), all = several.flat();
   if (!all.length) return context.fillText("no message with data ended in this window", 10, height / 2);
@@ -219,57 +229,48 @@ function drawBandwidth(canvas, timeline, ...runs) {
   context.textAlign = "center";
   for (let power = x0; power <= x1; power += step) {
     context.strokeRect(x(2 ** power), 12, 0, height - 34);
-    context.fillText(bytesText(2 ** power), x(2 ** power), height - 7);
+    context.fillText(bytesText(2 ** power), x(2 ** power), height - 11);
   }
   context.textAlign = "right";
   for (let power = y0; power <= y1; power++) {
     context.strokeRect(62, y(10 ** power), width - 84, 0);
-    context.fillText(rateText(10 ** power), 58, y(10 ** power) + 4);
+    context.fillText(rateText(10 ** power), 58, y(10 ** power));
   }
   for (const [number, points] of several.entries()) {
-    const name = runs.length > 1 ? "ABCDEFGH"[number] : "";
-    drawPoints(context, timeline, points, x, y, name);
+    const name = runs.length > 1 ? LETTERS[number] : "";
+    drawPoints(context, timeline, points.map(([bytes, rate, kind]) => [x(bytes), y(rate), kind]), name);
   }
 }
 
-/** Draws the points of one run; those of several runs are joined, named, and hollow after the first. */
-function drawPoints(context, timeline, points, x, y, name) {
+/** Draws a run's points; those of several runs are joined, named, and hollow after the first. */
+function drawPoints(context, timeline, points, name) {
   const hollow = name > "A";
-  for (const [at, [bytes, rate, kind]] of points.entries()) {
+  for (const [at, [x, y, kind]] of points.entries()) {
     const colour = timeline.colours[kind === "collective" ? COLLECTIVE : TRANSFER];
     context.fillStyle = context.strokeStyle = colour;
+    if (name && at) strokeLine(context, points[at - 1], [x, y]);
     context.beginPath();
-    if (name && at) {
-      context.moveTo(x(points[at - 1][0]), y(points[at - 1][1]));
-      context.lineTo(x(bytes), y(rate));
-      context.stroke();
-      context.beginPath();
-    }
-    if (kind === "collective") context.rect(x(bytes) - 2, y(rate) - 2, 4, 4);
-    else context.arc(x(bytes), y(rate), hollow ? 4 : 2.2, 0, 7);
+    if (kind === "collective") context.rect(x - 2, y - 2, 4, 4);
+    else context.arc(x, y, hollow ? 4 : 2.2, 0, 7);
     if (hollow) context.stroke();
     else context.fill();
-    if (at === points.length - 1) context.fillText(name, x(bytes) + 16, y(rate) + 4);
+    if (at === points.length - 1) context.fillText(name, x + 16, y);
   }
 }
 
 /** Returns a table of the visible events, or of only the first if there are many. */
 function visibleTable(timeline) {
-  const rows = [];
-  for (let index = Math.max(0, timeline.rowAt(RULER)); index < timeline.rows.length && index <= timeline.rowAt(timeline.height - 1); index++) {
-    const { run, rank } = timeline.rows[index];
-    for (const band of BANDS) {
-      for (const lane of run.lanesOf(rank)[band]) {
-        run.between(lane, timeline.from, timeline.until, (i) => {
-          if (rows.length < MOST_TABLE) {
-            rows.push([`${rank}`, run.text(i), timeText(run.post[i], 6), Number.isNaN(run.done[i]) ? "never" : timeText(run.done[i], 6), run.place(i)]);
-          }
-        });
-      }
-    }
+  const rows = [], { from, until } = timeline;
+  for (const { run, rank } of timeline.rowsInView()) {
+    run.visit(rank, BANDS, from, until, (i) => {
+      if (rows.length >= MOST_TABLE) return;
+      const end = isNaN(run.done[i]) ? "never" : timeText(run.done[i], 6);
+      rows.push([`${rank}`, run.text(i), timeText(run.post[i], 6), end, run.place(i)]);
+    });
   }
-  const caption = `Events from ${timeText(timeline.from, 4)} to ${timeText(timeline.until, 4)}${rows.length >= MOST_TABLE ? `, the first ${MOST_TABLE}` : ""}`;
-  return table(caption, ["rank", "event", "start", "end", "line"], rows);
+  const few = rows.length < MOST_TABLE ? "" : `, the first ${MOST_TABLE}`;
+  return table(`Events from ${timeText(from, 4)} to ${timeText(until, 4)}${few}`,
+    ["rank", "event", "start", "end", "line"], rows);
 }
 
 const NUMBERS = { // of a run's event, for a search

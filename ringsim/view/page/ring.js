@@ -17,12 +17,11 @@ class Traffic {
       const ends = Float64Array.from(sends, (send) => (latest = Math.max(latest, run.endOf(run.partner(send)))));
       return { sends, begins, ends };
     });
-    const { columns, head, wait, done } = run; // a stuck operation failed or never finished
-    const isStuck = (i) => columns.status[i] === head.error || (wait[i] >= 0 && !(done[i] >= 0));
     this.calls = collectivesOf(run).calls.map((events) => ({
       events, op: run.op(events[0]), group: run.columns.group[events[0]],
       begin: Math.min(...events.map((i) => run.post[i])),
-      end: Math.max(...events.map((i) => (isStuck(i) ? Infinity : done[i] || run.post[i]))),
+      end: Math.max(...events.map((i) => // an open call that nobody waited for has no end
+        (run.hasFailed(i) || run.isStuck(i) ? Infinity : run.done[i] || run.post[i]))),
       bytes: Math.max(...events.map((i) => run.bytes(i))),
     }));
   }
@@ -48,9 +47,9 @@ class Traffic {
   edges(from, until) {
     const edges = new Map(), { rank, ranks } = this.run;
     this.between(from, until, (send, recv) => {
-      const key = rank[send] * ranks + rank[recv];
-      let edge = edges.get(key);
-      if (!edge) edges.set(key, (edge = { src: rank[send], dst: rank[recv], bytes: 0, count: 0 }));
+      const src = rank[send], dst = rank[recv], key = src * ranks + dst;
+      const edge = edges.get(key) ?? { src, dst, bytes: 0, count: 0 };
+      edges.set(key, edge);
       edge.bytes += this.run.bytes(send);
       edge.count += 1;
     });
@@ -85,6 +84,7 @@ class Traffic {
   }
 }
 
+
 /** Returns the state of an event's bar at a time. */
 function barAt(run, i, time) {
   let found = UNFINISHED;
@@ -115,6 +115,17 @@ function around([x, y], least) {
     [x + 1.8 * (least + more) * Math.cos(turn), y + (least + more) * Math.sin(turn)]));
 }
 
+/** Returns the box around a point. */
+function boxAround([x, y], width, height = width) {
+  return { x: x - width / 2, y: y - height / 2, width, height };
+}
+
+/** Returns whether two boxes overlap. */
+function overlap(one, other) {
+  return one.x < other.x + other.width && other.x < one.x + one.width
+    && one.y < other.y + other.height && other.y < one.y + one.height;
+}
+
 class RingPicture {
   /** @param search the field for searching; a click writes a filter into it. */
   constructor(canvas, timeline, search) {
@@ -135,11 +146,8 @@ class RingPicture {
     const { canvas, timeline: view } = this, traffic = this.traffic(number), { run } = traffic;
     const width = canvas.clientWidth || 300, height = canvas.clientHeight || width;
     const { from, until, head } = view, key = `${from},${until},${number}`;
-    const context = canvas.getContext("2d"), ratio = devicePixelRatio || 1;
-    [canvas.width, canvas.height] = [width * ratio, height * ratio];
-    context.scale(ratio, ratio);
-    context.font = "11px system-ui, sans-serif";
-    [context.textBaseline, context.textAlign] = ["middle", "center"];
+    const context = setUp(canvas, width, height);
+    context.textAlign = "center";
     if (key !== this.key) {
       const edges = traffic.edges(from, until).sort((one, other) => one.bytes - other.bytes);
       Object.assign(this, { key, edges, sums: traffic.sums(from, until, edges) });
@@ -164,10 +172,9 @@ class RingPicture {
 
   /** Describes what is under the pointer; a click filters by it, or shows all again. */
   point({ offsetX, offsetY, type }) {
-    const isIn = ({ x, y, width, height }) =>
-      offsetX >= x && offsetX < x + width && offsetY >= y && offsetY < y + height;
     const isNear = ([x, y]) => Math.hypot(offsetX - x, offsetY - y) < 7;
-    const isAt = ({ box, points }) => (box ? isIn(box) : points.some(isNear));
+    const isAt = ({ box, points }) =>
+      (box ? overlap(box, boxAround([offsetX, offsetY], 0)) : points.some(isNear));
     const target = this.targets.findLast(isAt);
     if (type === "click" && target) this.filter(target.query);
     const what = this.search.value === target?.query ? "show all" : "filter";
@@ -217,16 +224,15 @@ class RingPicture {
   }
 
   isFree([x, y], width, height = width) {
-    return x > width / 2 && x < this.width - width / 2 && !this.boxes.some((box) =>
-      Math.abs(box.x + box.width / 2 - x) < (box.width + width) / 2
-      && Math.abs(box.y + box.height / 2 - y) < (box.height + height) / 2);
+    const own = boxAround([x, y], width, height), isInside = own.x > 0 && own.x + width < this.width;
+    return isInside && !this.boxes.some((box) => overlap(box, own));
   }
 
   // -- parts of the picture
 
   /** Reserves a box around a point, in which no text may be written. */
-  reserve([x, y], width, height = width, text = "") {
-    this.boxes.push({ x: x - width / 2, y: y - height / 2, width, height, text });
+  reserve(middle, width, height = width, text = "") {
+    this.boxes.push({ ...boxAround(middle, width, height), text });
     return this.boxes.at(-1);
   }
 
@@ -236,8 +242,8 @@ class RingPicture {
     const widths = lines.map((line) => context.measureText(line).width + 4);
     const width = Math.min(this.width - 2, Math.max(...widths));
     const free = spots.filter((spot) => this.isFree(spot, width, height));
-    const isOff = ([x, y]) => !this.points.some((one) =>
-      Math.abs(one[0] - x) < width / 2 && Math.abs(one[1] - y) < height / 2);
+    const isOff = (spot) => !this.points.some((one) =>
+      overlap(boxAround(spot, width, height), boxAround(one, 0)));
     const spot = free.find(isOff) ?? free[0]; // on a line only if necessary
     if (!spot) return null;
     const box = this.reserve(spot, width, height, lines.join(" "));
@@ -332,8 +338,7 @@ class RingPicture {
 
   /** Makes a part of the picture react to the pointer as an edge. */
   addEdge({ src, dst, bytes, count }, part) {
-    const sum = `${bytesText(bytes)} in ${count.toLocaleString("en")}`;
-    const text = `rank ${src} to rank ${dst}: ${sum} message${count === 1 ? "" : "s"}`;
+    const text = `rank ${src} to rank ${dst}: ${bytesText(bytes)} in ${countText(count, "message")}`;
     this.react(`from:${src} to:${dst}`, text, part);
   }
 
@@ -365,7 +370,7 @@ class RingPicture {
   drawNode(rank, view, isInCircle, outside) {
     const { run, context, node } = this, [x, y] = this.places[rank];
     const { state, event } = this.waits[rank];
-    const green = LOOKS.rank.running[view.dark ? "dark" : "light"], query = `rank:${rank}`;
+    const green = view.running, query = `rank:${rank}`;
     const isSelected = view.selected?.run === run && run.rank[view.selected.event] === rank;
     const isMarked = rank === this.focus || this.search.value === query;
     if (isMarked || isSelected) {
@@ -381,7 +386,7 @@ class RingPicture {
     const spots = [9, 12, 15].map((far) => this.place(rank, this.radius + node + far));
     if (!outside) context.fillText(rank, x, y + 0.5);
     else if (rank % step === 0) this.write([`${rank}`], spots);
-    const box = { x: x - node, y: y - node, width: 2 * node, height: 2 * node };
+    const box = boxAround([x, y], 2 * node);
     this.react(query, describeRank(run, this.waits[rank], rank), { box });
   }
 
@@ -421,7 +426,7 @@ class RingPicture {
     for (const [rank, { state, event, for: others }] of waits.entries()) {
       const box = cell(rank, rank), isMessage = event >= 0 && run.isMessage(event);
       const colour = event < 0 ? view.muted : view.colours[barAt(run, event, head)];
-      if (state === "computing") fill(box, LOOKS.rank.running[view.dark ? "dark" : "light"]);
+      if (state === "computing") fill(box, view.running);
       if (state === "waiting") frame(rank, rank, colour);
       for (const other of isMessage ? others : []) {
         frame(...(run.kind(event) === "send" ? [rank, other] : [other, rank]), colour);

@@ -6,13 +6,12 @@ const MOST_STEPS = 50; // the most steps in the table
 
 /** Returns the steps that ended on every rank, as {name, begin, end, computes}; `computes` lists each rank's events in order of their start. */
 function findSteps(run) {
-  const isStep = run.head.labels.map((label) => label.startsWith("step ")), { label, stage, microbatch } = run.columns;
-  const byRank = new Map();
+  const { label, stage, microbatch } = run.columns, byRank = new Map();
   for (let rank = 0; rank < run.ranks; rank++) {
     const own = [];
     for (let i = run.first[rank]; i < run.first[rank + 1]; i++) {
       if (run.kind(i) !== "span") continue;
-      if (isStep[label[i]]) own.push({ event: i, computes: [] });
+      if (run.isStep[label[i]]) own.push({ event: i, computes: [] });
       else if (own.length && COMPUTES[run.label(i)] && stage[i] >= 0 && microbatch[i] >= 0 && run.done[i] >= 0) {
         const last = own.at(-1); // the innermost step, because a user's own loop may also have spans named "step ..."
         if (run.post[i] <= run.done[last.event]) last.computes.push(i);
@@ -67,21 +66,17 @@ function liveActivations(run, steps, rank) {
 
 /** Returns the largest number of live activations in a window. */
 function peakIn(changes, from, until) {
-  let peak = 0;
-  for (const [k, [time, live]] of changes.entries()) if (time <= until && (changes[k + 1]?.[0] ?? Infinity) > from) peak = Math.max(peak, live);
-  return peak;
+  const isIn = ([time], k) => time <= until && !(changes[k + 1]?.[0] <= from);
+  return Math.max(0, ...changes.filter(isIn).map(([, live]) => live));
 }
 
 /** Draws the live activations of the visible ranks, one strip per rank, over the visible time. */
 function drawActivations(canvas, timeline, run, steps) {
-  const ranks = timeline.rowsInView().filter((row) => row.run === run && steps[0].computes.has(row.rank)).map((row) => row.rank).slice(0, MOST_STRIPS);
-  const width = canvas.clientWidth || 300, strip = Math.max(12, Math.min(40, 180 / Math.max(1, ranks.length))), ratio = devicePixelRatio || 1;
+  const rows = timeline.rowsInView().filter((row) => row.run === run).map(({ rank }) => rank);
+  const ranks = rows.filter((rank) => steps[0].computes.has(rank)).slice(0, MOST_STRIPS);
+  const strip = Math.max(12, Math.min(40, 180 / ranks.length)), ratio = devicePixelRatio || 1;
+  const width = canvas.clientWidth || 300, context = setUp(canvas, width, strip * ranks.length);
   canvas.style.height = `${strip * ranks.length}px`;
-  [canvas.width, canvas.height] = [width * ratio, strip * ranks.length * ratio];
-  const context = canvas.getContext("2d");
-  context.scale(ratio, ratio);
-  context.font = "10px system-ui, sans-serif";
-  context.textBaseline = "middle";
   const lives = ranks.map((rank) => liveActivations(run, steps, rank));
   const peaks = lives.map((live) => peakIn(live, timeline.from, timeline.until)), most = Math.max(1, ...peaks);
   const x = (time) => 52 + ((Math.min(Math.max(time, timeline.from), timeline.until) - timeline.from) / (timeline.until - timeline.from)) * (width - 76);

@@ -11,6 +11,12 @@ const MOST_BUBBLES = 4000; // the most bubbles to hatch at the same time
 const MOST_BARS = 20000; // above this number, bins are drawn instead of single bars
 const CAUSE = 1.5; // computing longer than others counts more than waiting, which it causes
 const MOST_PIXELS = 4e6; // the most pixels of the canvas; a larger screen gets larger pixels
+const TEXTURES = { // whether a pixel belongs to a line of the texture
+  "/": (x, y) => (x + y) % 6 === 0, "\\": (x, y) => (x - y) % 6 === 0,
+  "|": (x) => x % 5 === 0, "-": (x, y) => y % 4 === 0,
+  "+": (x, y) => x % 6 === 0 || y % 6 === 0, ".": (x, y) => x % 5 === 0 && y % 5 === 0,
+  x: (x, y) => (x + y) % 8 === 0 || (x - y) % 8 === 0,
+};
 
 /** Returns a colour "#rrggbb" as a pixel of an ImageData, mixed with the colour `ground`; a `share` of 255 is the pure colour. */
 function pixel(colour, ground, share = 255) {
@@ -21,13 +27,24 @@ function pixel(colour, ground, share = 255) {
   return ((255 << 24) | (mix(5) << 16) | (mix(3) << 8) | mix(1)) >>> 0;
 }
 
+/** Draws a line between two points. */
+function strokeLine(context, from, to) {
+  context.beginPath();
+  context.moveTo(...from);
+  context.lineTo(...to);
+  context.stroke();
+}
+
+/** Writes a text from a point on, on a box of the ground's colour. */
+function writeOn(context, text, [x, y], ground, ink) {
+  context.fillStyle = ground;
+  context.fillRect(x - 2, y - 7, context.measureText(text).width + 4, 14);
+  context.fillStyle = ink;
+  context.fillText(text, x, y);
+}
+
+/** Draws runs on one axis; `overlay` is a canvas for everything that changes with the pointer. */
 class Timeline {
-  /**
-   * @param canvas the canvas for the bars.
-   * @param overlay a canvas above it, for everything that changes with the pointer.
-   * @param overview the canvas for the overview of the whole run.
-   * @param runs one or more traces, drawn on one axis: rank 0 of each trace, then rank 1 of each, and so on.
-   */
   constructor(canvas, overlay, overview, runs) {
     Object.assign(this, { canvas, overlay, overview, runs });
     this.pyramids = runs.map((run) => new Pyramid(run));
@@ -70,8 +87,7 @@ class Timeline {
   /** Puts neighbouring ranks into one row if there are too many, but not ranks unlike the others. */
   fold() {
     const room = (this.height ?? 600) - RULER, { all } = this, rows = new Map();
-    const folds = all.length * 5 > room;
-    const size = 2 ** Math.ceil(Math.log2(all.length / Math.max(4, room / FOLDED_ROW - MOST_ODD)));
+    const folds = all.length * 5 > room, size = 2 ** Math.ceil(Math.log2(all.length / Math.max(4, room / FOLDED_ROW - MOST_ODD)));
     for (const row of all) {
       const part = `${row.number} ${row.group} ${Math.floor(row.rank / size)}`;
       const alone = !folds || this.isOdd(row) || this.unfolded.has(part);
@@ -105,14 +121,12 @@ class Timeline {
     if (run.odd) return run.odd;
     const times = [new Float64Array(run.ranks), new Float64Array(run.ranks)];
     for (let rank = 0; rank < run.ranks; rank++) {
-      const { span, operation } = run.lanesOf(rank);
+      const { span } = run.lanesOf(rank);
       for (const i of span[0]?.events ?? []) times[0][rank] += run.endOf(i) - run.post[i];
-      for (const i of operation.flatMap((lane) => [...lane.events])) {
-        run.parts(i, (from, until, state) => {
-          if (state !== POSTED && state !== TRANSFER) times[1][rank] += until - from;
-        });
-      }
     }
+    run.visitAll(-Infinity, Infinity, (i) => run.parts(i, (from, until, state) => {
+      if (state !== POSTED && state !== TRANSFER) times[1][run.rank[i]] += until - from;
+    }));
     run.odd = new Float64Array(run.ranks);
     for (const [number, time] of times.entries()) {
       const weight = number ? 1 : CAUSE, usual = median(time);
@@ -130,14 +144,12 @@ class Timeline {
 
   setTheme(dark) {
     this.dark = dark;
-    const theme = dark ? "dark" : "light";
-    const colours = (family) => Object.entries(LOOKS[family]).map(([key, look]) => [key, look[theme]]);
-    this.marks = Object.fromEntries(colours("mark")); // by meaning, such as "critical_path"
-    this.comparison = Object.fromEntries(colours("comparison"));
-    const paper = Object.fromEntries(colours("paper"));
-    [this.ground, this.stripe, this.ink] = [paper.ground, paper.field, paper.ink];
-    [this.muted, this.grid] = [paper.muted, paper.grid];
-    this.hatch = null; // created when first needed
+    const theme = dark ? "dark" : "light", colours = {};
+    for (const [key, look] of ["mark", "comparison", "paper", "rank"].flatMap((family) =>
+      Object.entries(LOOKS[family]))) colours[key] = look[theme];
+    this.marks = colours; // by meaning, such as "critical_path"
+    const { ground, field, ink, muted, grid, running } = colours;
+    Object.assign(this, { ground, stripe: field, ink, muted, grid, running, hatch: null });
     this.colours = STATES.map((state) => state[theme]);
     this.textures = this.colours.map((colour) => pixel(readableInk(colour), colour, 100));
     this.pixels = [this.ground, this.stripe].map((ground) =>
@@ -146,14 +158,12 @@ class Timeline {
 
   resize(width, height) {
     [this.width, this.height] = [width, height];
-    const ratio = Math.min(devicePixelRatio || 1, Math.sqrt(MOST_PIXELS / Math.max(1, width * height)));
-    this.ratio = ratio;
+    this.ratio = Math.min(devicePixelRatio || 1, Math.sqrt(MOST_PIXELS / (width * height)));
     for (const canvas of [this.canvas, this.overlay]) {
-      canvas.width = Math.max(1, Math.round(width * ratio));
-      canvas.height = Math.max(1, Math.round(height * ratio));
+      canvas.width = Math.round(width * this.ratio);
+      canvas.height = Math.round(height * this.ratio);
     }
-    this.overview.width = width;
-    this.overview.height = 48;
+    [this.overview.width, this.overview.height] = [width, 48];
     this.fold();
     const fills = (height - RULER) / this.rows.length;
     if (!this.hasOwnHeight) this.rowHeight = Math.max(LEAST_ROW, fills);
@@ -167,7 +177,7 @@ class Timeline {
   y(row) { return RULER + row * this.rowHeight - this.top; }
   rowAt(y) { return y < RULER ? -1 : Math.floor((y - RULER + this.top) / this.rowHeight); }
   rowOf(run, rank) { return this.places[this.runs.indexOf(run)][rank]; }
-  rowsInView() { return this.rows.slice(Math.max(0, this.rowAt(RULER)), this.rowAt(this.height - 1) + 1); }
+  rowsInView() { return this.rows.slice(this.rowAt(RULER), this.rowAt(this.height - 1) + 1); }
 
   /** Returns the top and the bottom of a lane's bars in a row, in pixels from the row's top. */
   laneSpan(row, band, lane) {
@@ -191,6 +201,9 @@ class Timeline {
 
   /** Shows the whole run. */
   fit() { this.show(this.begin, this.end + 0.005 * (this.end - this.begin)); }
+
+  /** Moves the window so that a time is in the middle. */
+  centre(time, span = this.until - this.from) { this.show(time - span / 2, time + span / 2); }
 
   /** Shows a time range, moved if necessary so that it includes a part of the run. */
   show(from, until) {
@@ -223,9 +236,8 @@ class Timeline {
     const begin = run.post[event], end = run.endOf(event);
     let span = this.until - this.from;
     if (end - begin > span || end - begin < span / 200) span = Math.max(20 * (end - begin), this.end / 1e6, 100);
-    if (begin < this.from || end > this.until || span !== this.until - this.from) {
-      this.show((begin + end) / 2 - span / 2, (begin + end) / 2 + span / 2);
-    }
+    const isIn = begin >= this.from && end <= this.until && span === this.until - this.from;
+    if (!isIn) this.centre((begin + end) / 2, span);
     const y = this.y(this.rowOf(run, run.rank[event]));
     if (y < RULER || y + this.rowHeight > this.height) this.scroll(y - this.height / 2);
   }
@@ -236,21 +248,16 @@ class Timeline {
     if (!row || x < GUTTER) return null;
     const slack = (3 * (this.until - this.from)) / (this.width - GUTTER), time = this.time(x);
     const inside = y - this.y(this.rowAt(y));
+    const { run } = row, found = this.found?.get(run);
+    const outside = (at, from, until) => Math.max(0, from - at, at - until);
     let best = null, distance = Infinity;
-    for (const band of BANDS) {
-      for (const [number, lane] of row.run.lanesOf(row.rank)[band].entries()) {
-        const [low, high] = this.laneSpan(row, band, number);
-        const away = inside < low ? low - inside : inside > high ? inside - high : 0;
-        if (away > (this.rowHeight < 12 ? this.rowHeight : 1)) continue;
-        row.run.between(lane, time - slack, time + slack, (event) => {
-          const from = row.run.post[event], until = row.run.endOf(event);
-          if (this.hides(row.run, event)) return;
-          const off = away * slack + (time < from ? from - time : time > until ? time - until : 0);
-          if (off <= distance && (!this.found || this.found.get(row.run)[event])) [best, distance] = [event, off];
-        });
-      }
-    }
-    return best === null ? null : { run: row.run, event: best };
+    run.visit(row.rank, BANDS, time - slack, time + slack, (event) => {
+      const away = outside(inside, ...this.laneSpan(row, run.bandOf(event), run.lane[event]));
+      if (away > (this.rowHeight < 12 ? this.rowHeight : 1) || this.hides(run, event)) return;
+      const off = away * slack + outside(time, run.post[event], run.endOf(event));
+      if (off <= distance && (!found || found[event])) [best, distance] = [{ run, event }, off];
+    });
+    return best;
   }
 
   /** Returns whether all of an event is hidden. */
@@ -265,7 +272,7 @@ class Timeline {
   draw() {
     const { width, height } = this.canvas, ratio = this.ratio;
     const context = this.canvas.getContext("2d");
-    if (this.image?.width !== width || this.image?.height !== height) {
+    if (this.image?.width !== width || this.image.height !== height) {
       this.image = new ImageData(width, height);
       this.buffer = new Uint32Array(this.image.data.buffer);
     }
@@ -274,8 +281,8 @@ class Timeline {
     this.names = [];
     const left = Math.round(GUTTER * ratio);
     const perPixel = (this.until - this.from) / (width - left);
-    const first = Math.max(0, this.rowAt(RULER)), last = Math.min(this.rows.length - 1, this.rowAt(this.height - 1));
-    const many = this.countBars(first, last) > MOST_BARS;
+    const first = this.rowAt(RULER), last = first + this.rowsInView().length - 1;
+    const many = this.countBars() > MOST_BARS;
     for (let index = first; index <= last; index++) {
       const row = this.rows[index], stripe = index % 2;
       const [top, bottom] = [this.y(index), this.y(index + 1)].map((y) => Math.round(y * ratio));
@@ -294,7 +301,6 @@ class Timeline {
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     if (!this.hidden.has("bubble")) this.drawBubbles(context, first, last);
     this.drawNames(context, first, last);
-    context.font = "11px system-ui, sans-serif";
     this.drawRuler(context);
     this.drawOverlay();
     this.drawOverview();
@@ -304,23 +310,21 @@ class Timeline {
   hiddenStates() { return STATE_KEYS.map((key) => this.hidden.has(key)); }
 
   /** Counts the visible bars. */
-  countBars(first, last) {
-    let bars = 0;
-    for (let index = first; index <= last; index++) {
-      const { run, rank } = this.rows[index];
-      for (const band of BANDS) {
-        for (const { begins, ends } of run.lanesOf(rank)[band]) bars += Math.max(0, firstAbove(begins, this.until) - firstAbove(ends, this.from));
-      }
-    }
-    return bars;
+  countBars() {
+    const lanes = this.rowsInView().flatMap(({ run, rank }) => Object.values(run.lanesOf(rank)).flat());
+    return lanes.reduce((bars, { begins, ends }) =>
+      bars + Math.max(0, firstAbove(begins, this.until) - firstAbove(ends, this.from)), 0);
+  }
+
+  /** Calls `each(start)` for the visible lines of pixels between two heights. */
+  lines(y0, y1, each) {
+    const { width, height } = this.canvas, top = Math.round(RULER * this.ratio);
+    for (let y = Math.max(top, y0); y < Math.min(height, y1); y++) each(y * width, y);
   }
 
   fill(x0, x1, y0, y1, colour) {
-    const { width, height } = this.canvas;
-    [x0, x1] = [Math.max(0, x0), Math.min(width, x1)];
-    for (let y = Math.max(Math.round(RULER * this.ratio), y0); y < Math.min(height, y1); y++) {
-      this.buffer.fill(colour, y * width + x0, y * width + Math.max(x0, x1));
-    }
+    const left = Math.max(0, x0), right = Math.max(left, Math.min(this.canvas.width, x1));
+    this.lines(y0, y1, (start) => this.buffer.fill(colour, start + left, start + right));
   }
 
   /** Draws a row's band from the pyramid, as one line of pixels that is repeated. */
@@ -332,7 +336,8 @@ class Timeline {
       : pyramid.window(row.rank, number, this.from, this.until, width - left);
     const [low] = this.laneSpan(row, band, 0), [, high] = this.laneSpan(row, band, lanes.length - 1);
     if (low === high) return;
-    const y0 = Math.round((this.y(index) + low) * this.ratio), y1 = Math.max(y0 + 1, Math.round((this.y(index) + high) * this.ratio));
+    const [y0] = this.pixelsOf(row, index, band, 0);
+    const y1 = Math.max(y0 + 1, this.pixelsOf(row, index, band, lanes.length - 1)[1]);
     const line = new Uint32Array(width);
     const colours = this.pixels[stripe], pale = this.found ? 2 : 0, isOff = this.hiddenStates();
     for (let x = left; x < width; x++) {
@@ -343,7 +348,7 @@ class Timeline {
     const empty = pixel(stripe ? this.stripe : this.ground, this.ground);
     for (let x = left; x < width; x++) line[x] ||= empty;
     const shown = line.subarray(left);
-    for (let y = Math.max(Math.round(RULER * this.ratio), y0); y < Math.min(this.canvas.height, y1); y++) this.buffer.set(shown, y * width + left);
+    this.lines(y0, y1, (start) => this.buffer.set(shown, start + left));
   }
 
   /** Draws the hits of a search into a line of pixels, even in bins that are mostly in a different state. */
@@ -355,13 +360,24 @@ class Timeline {
     }
   }
 
+  /** Returns the column of pixels of a time. */
+  pixelAt(time) {
+    const left = Math.round(GUTTER * this.ratio), scale = this.canvas.width - left;
+    return Math.round(left + ((time - this.from) / (this.until - this.from)) * scale);
+  }
+
+  /** Returns the lines of pixels from the top to the bottom of a lane. */
+  pixelsOf(row, index, band, lane) {
+    const place = this.y(index);
+    return this.laneSpan(row, band, lane).map((y) => Math.round((place + y) * this.ratio));
+  }
+
   /** Draws a row's band bar by bar. */
   drawBars(row, index, band, left, stripe) {
-    const { run, rank } = row, ratio = this.ratio, width = this.canvas.width;
-    const scale = (width - left) / (this.until - this.from);
+    const { run, rank } = row, { ratio, canvas: { width } } = this;
     const found = this.found?.get(run), isOff = this.hiddenStates();
     for (const [number, lane] of run.lanesOf(rank)[band].entries()) {
-      const [low, high] = this.laneSpan(row, band, number).map((y) => Math.round((this.y(index) + y) * ratio));
+      const [low, high] = this.pixelsOf(row, index, band, number);
       const bottom = Math.max(low + 1, high - (high - low > 4 ? 1 : 0));
       let named = 0;
       run.between(lane, this.from, this.until, (event) => {
@@ -369,8 +385,8 @@ class Timeline {
         if (band === "step" && low === high) return;
         run.parts(event, (from, until, state) => {
           if (isOff[state]) return;
-          const x0 = Math.max(left, Math.round(left + (from - this.from) * scale));
-          const x1 = Math.max(x0 + 1, Math.min(width, Math.round(left + (until - this.from) * scale)));
+          const x0 = Math.max(left, this.pixelAt(from));
+          const x1 = Math.max(x0 + 1, Math.min(width, this.pixelAt(until)));
           const colour = this.pixels[stripe][state][dim ? 50 : 255];
           if (band === "step") return this.drawFrame(x0, x1, low, bottom, this.textures[state], true);
           this.fill(x0, x1, low + (this.ghost ? (bottom - low) >> 2 : 0), bottom, colour);
@@ -394,14 +410,13 @@ class Timeline {
   /** Draws the outlines of the recorded bars, behind the predicted ones. */
   drawGhosts(row, index, band, left) {
     const colour = pixel(this.marks.recorded, this.ground, 150), { run, rank } = row;
-    const scale = (this.canvas.width - left) / (this.until - this.from);
-    for (const [number, lane] of run.lanesOf(rank)[band].entries()) {
-      const [low, high] = this.laneSpan(row, band, number).map((y) => Math.round((this.y(index) + y) * this.ratio));
-      run.between(lane, this.from, this.until, (event) => run.parts(event, (from, until) => {
-        const [x0, x1] = [from, until].map((time) => Math.round(left + (time - this.from) * scale));
+    run.visit(rank, [band], this.from, this.until, (event) => {
+      const [low, high] = this.pixelsOf(row, index, band, run.lane[event]);
+      run.parts(event, (from, until) => {
+        const [x0, x1] = [this.pixelAt(from), this.pixelAt(until)];
         if (x1 > left) this.drawFrame(Math.max(left, x0), x1, low, high, colour, false);
-      }));
-    }
+      });
+    });
   }
 
   /** Draws the outline of a box or, if it is open, a bracket. */
@@ -416,15 +431,10 @@ class Timeline {
   drawTexture(x0, x1, y0, y1, state) {
     const { texture } = STATES[state];
     if (!texture) return;
-    const ink = this.textures[state], width = this.canvas.width, top = Math.round(RULER * this.ratio);
-    for (let y = Math.max(top, y0); y < Math.min(this.canvas.height, y1); y++) {
-      for (let x = x0; x < x1; x++) {
-        const hit = (texture === "/" && (x + y) % 6 === 0) || (texture === "\\" && (x - y + 6e6) % 6 === 0) || (texture === "|" && x % 5 === 0)
-          || (texture === "-" && y % 4 === 0) || (texture === "+" && (x % 6 === 0 || y % 6 === 0))
-          || (texture === "." && x % 5 === 0 && y % 5 === 0) || (texture === "x" && ((x + y) % 8 === 0 || (x - y + 8e6) % 8 === 0));
-        if (hit) this.buffer[y * width + x] = ink;
-      }
-    }
+    const ink = this.textures[state], isInk = TEXTURES[texture];
+    this.lines(y0, y1, (start, y) => {
+      for (let x = x0; x < x1; x++) if (isInk(x, y)) this.buffer[start + x] = ink;
+    });
   }
 
   /** Hatches the times within steps in which a rank did not compute, on the lane of its computations. */
@@ -452,7 +462,7 @@ class Timeline {
   /** Writes the names of ranks, and of bars that are wide enough. */
   drawNames(context, first, last) {
     context.textBaseline = "middle";
-    context.font = "11px system-ui, sans-serif";
+    context.font = FONT;
     for (const [name, x, y, width, ground, short] of this.names) {
       context.fillStyle = readableInk(ground);
       const fits = Math.floor((width - 6) / 6.5);
@@ -471,7 +481,7 @@ class Timeline {
       const begins = this.grouping !== "rank" && group !== this.rows[index - 1]?.group;
       if (begins) context.fillRect(0, this.y(index), this.width, 1);
       if (y < free) continue;
-      const which = this.runs.length > 1 && !this.ghost && this.rowHeight >= 13 ? ` ${"ABCDEFGH"[number]}` : "";
+      const which = this.runs.length > 1 && !this.ghost && this.rowHeight >= 13 ? ` ${LETTERS[number]}` : "";
       const two = begins && this.rowHeight >= 28;
       const last = ranks.at(-1), span = last === rank ? "" : `–${last}`;
       const kind = begins && !two ? `${this.grouping} ${group} ·` : span ? "ranks" : "rank";
@@ -488,16 +498,13 @@ class Timeline {
     const step = niceStep((this.until - this.from) / Math.max(2, (this.width - GUTTER) / 110));
     context.fillStyle = context.strokeStyle = this.muted;
     context.lineWidth = 1;
-    context.beginPath();
     const digits = Math.max(3, Math.ceil(Math.log10(Math.max(1, Math.abs(this.until) / step))) + 1);
     for (let tick = Math.ceil(Math.max(this.begin, this.from) / step) * step; tick <= this.until; tick += step) {
       const x = Math.round(this.x(tick)) + 0.5;
-      context.moveTo(x, RULER - 6);
-      context.lineTo(x, RULER);
+      strokeLine(context, [x, RULER - 6], [x, RULER]);
       const text = timeText(tick, digits);
       if (x + 3 + context.measureText(text).width < this.width) context.fillText(text, x + 3, 9);
     }
-    context.stroke();
     if (this.runs.length === 2) this.drawDifferences(context);
   }
 
@@ -515,7 +522,7 @@ class Timeline {
       }, 0);
       const key = lagKey(worst, second);
       if (this.hidden.has(key)) continue;
-      context.fillStyle = this.comparison[key];
+      context.fillStyle = this.marks[key];
       context.fillRect(x, 16, cell, 4);
       context.fillStyle = this.ink;
       if (Math.abs(worst - said) >= one) context.fillText(lagText(said = worst), x + 2, 27);
@@ -555,7 +562,7 @@ class Timeline {
     context.strokeStyle = this.ink;
     context.strokeRect(x0 + 0.5, 0.5, Math.max(2, x1 - x0 - 1), height - 1);
     context.fillStyle = this.muted;
-    context.font = "11px system-ui, sans-serif";
+    context.font = FONT;
     const odd = strips < this.all.length ? chosen.reduce(worst) : null;
     const named = odd && this.isOdd(odd);
     context.fillText("whole run", 8, height / 2 - (named ? 7 : 0));
@@ -571,7 +578,7 @@ class Timeline {
     const context = this.overlay.getContext("2d");
     context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
     context.clearRect(0, 0, this.width, this.height);
-    context.font = "11px system-ui, sans-serif";
+    context.font = FONT;
     context.textBaseline = "middle";
     this.drawTape(context);
     this.drawFlags(context);
@@ -618,17 +625,11 @@ class Timeline {
 
   drawLine(context, time, colour, name) {
     if (time < this.from || time > this.until) return;
-    context.strokeStyle = context.fillStyle = colour;
+    const x = Math.round(this.x(time)) + 0.5;
+    context.strokeStyle = colour;
     context.lineWidth = 1;
-    context.beginPath();
-    context.moveTo(Math.round(this.x(time)) + 0.5, 4);
-    context.lineTo(Math.round(this.x(time)) + 0.5, this.height);
-    context.stroke();
-    if (!name) return;
-    context.fillStyle = this.ground; // hides the ruler's labels
-    context.fillRect(this.x(time) + 1, 1, context.measureText(name).width + 4, 14);
-    context.fillStyle = colour;
-    context.fillText(name, this.x(time) + 3, 8);
+    strokeLine(context, [x, 4], [x, this.height]);
+    if (name) writeOn(context, name, [x + 3, 8], this.ground, colour); // hides the ruler's labels
   }
 
   /** Draws the selected area. */
@@ -642,17 +643,14 @@ class Timeline {
     context.globalAlpha = 1;
     context.strokeStyle = this.marks.focus;
     context.strokeRect(x0, y0, x1 - x0, y1 - y0);
-    const text = timeText(this.tape[1] - this.tape[0], 4), y = Math.max(RULER, y0) + 10;
-    context.fillStyle = this.ground;
-    context.fillRect(x0 + 1, y - 8, context.measureText(text).width + 6, 16);
-    context.fillStyle = this.ink;
-    context.fillText(text, x0 + 4, y);
+    const text = timeText(this.tape[1] - this.tape[0], 4);
+    writeOn(context, text, [x0 + 4, Math.max(RULER, y0) + 10], this.ground, this.ink);
   }
 
   /** Draws a flag on the ruler for each finding. */
   drawFlags(context) {
-    for (const { x, kind } of this.flags()) {
-      context.fillStyle = this.marks[SLOW_KINDS.has(kind) ? "slow" : "problem"];
+    for (const { x, look } of this.flags()) {
+      context.fillStyle = this.marks[look];
       context.beginPath();
       context.moveTo(x, RULER - 2);
       context.lineTo(x - 5, RULER - 13);
@@ -663,9 +661,9 @@ class Timeline {
 
   /** Returns the findings whose events are visible, with the positions of their flags. */
   flags() {
-    const flags = this.runs.flatMap((run) => run.flags.filter((flag) => flag.event >= 0).map((flag) => ({ ...flag, run, x: this.x(run.post[flag.event]) })));
-    const isHidden = (kind) => this.hidden.has(SLOW_KINDS.has(kind) ? "slow" : "problem");
-    return flags.filter(({ x, kind }) => x >= GUTTER && x <= this.width && !isHidden(kind));
+    const flags = this.runs.flatMap((run) => run.flags.map((flag) =>
+      ({ ...flag, run, x: this.x(run.post[flag.event]) })));
+    return flags.filter(({ x, look }) => x >= GUTTER && x <= this.width && !this.hidden.has(look));
   }
 
   drawMarks(context) {
@@ -683,12 +681,10 @@ class Timeline {
 
   /** Returns the sends of the visible messages, or an empty list if there are too many. */
   messagesInView() {
-    const sends = [], first = Math.max(0, this.rowAt(RULER));
-    const last = Math.min(this.rows.length - 1, this.rowAt(this.height - 1));
+    const sends = [], rows = this.rowsInView();
     if (this.hidden.has("message")) return sends;
-    if (last - first >= MOST_CROSSED) return this.messagesNear();
-    for (let index = first; index <= last; index++) {
-      const { run, rank } = this.rows[index];
+    if (rows.length > MOST_CROSSED) return this.messagesNear();
+    for (const { run, rank } of rows) {
       for (const lane of run.lanesOf(rank).operation) {
         if (firstAbove(lane.begins, this.until) - firstAbove(lane.ends, this.from) > 2 * MOST_ARROWS) return [];
         run.between(lane, this.from, this.until, (event) => {
@@ -705,11 +701,10 @@ class Timeline {
     const sends = [], { hovered } = this;
     if (!hovered) return sends;
     const { run, event } = hovered, reach = (40 * (this.until - this.from)) / (this.width - GUTTER);
-    for (const lane of run.lanesOf(run.rank[event]).operation) {
-      run.between(lane, run.post[event] - reach, run.endOf(event) + reach, (near) => {
-        if (run.partner(near) >= 0 && sends.length < 40) sends.push({ run, event: near });
-      });
-    }
+    const [from, until] = [run.post[event] - reach, run.endOf(event) + reach];
+    run.visit(run.rank[event], ["operation"], from, until, (near) => {
+      if (run.partner(near) >= 0 && sends.length < 40) sends.push({ run, event: near });
+    });
     return sends;
   }
 
@@ -735,18 +730,16 @@ class Timeline {
   drawArrow(context, { run, event }, thick, alpha) {
     const other = run.partner(event);
     const [send, recv] = run.kind(event) === "send" ? [event, other] : [other, event];
-    if (this.hidden.has("message")) return;
-    if (this.hidden.has("across") && run.crosses(run.rank[send], run.rank[recv])) return;
-    const [x0, y0] = [this.x(run.post[send]), this.middleOf(run, send)], [x1, y1] = [this.x(run.endOf(recv)), this.middleOf(run, recv)];
+    const crosses = run.crosses(run.rank[send], run.rank[recv]);
+    if (this.hidden.has("message") || (crosses && this.hidden.has("across"))) return;
+    const [x0, y0] = [this.x(run.post[send]), this.middleOf(run, send)];
+    const [x1, y1] = [this.x(run.endOf(recv)), this.middleOf(run, recv)];
     const angle = Math.atan2(y1 - y0, x1 - x0);
     context.globalAlpha = alpha;
     context.strokeStyle = context.fillStyle = this.marks.message;
     context.lineWidth = thick;
-    context.setLineDash(run.crosses(run.rank[send], run.rank[recv]) ? [7, 4] : []);
-    context.beginPath();
-    context.moveTo(x0, y0);
-    context.lineTo(x1, y1);
-    context.stroke();
+    context.setLineDash(crosses ? [7, 4] : []);
+    strokeLine(context, [x0, y0], [x1, y1]);
     context.setLineDash([]);
     context.beginPath();
     context.moveTo(x1, y1);

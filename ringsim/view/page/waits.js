@@ -40,16 +40,14 @@ function awaited(run, event, time) {
 function stateAt(run, rank, now) {
   const [first, last] = [run.first[rank], run.first[rank + 1]], { post, wait, done } = run;
   let blocked = -1, isOpen = false;
-  for (const lane of Object.values(run.lanesOf(rank)).flat()) {
-    run.between(lane, now, now, (i) => {
-      if (done[i] <= now) return;
-      isOpen = true;
-      if (wait[i] <= now) blocked = Math.max(blocked, i);
-    });
-  }
+  run.visit(rank, BANDS, now, now, (i) => {
+    if (done[i] <= now) return;
+    isOpen = true;
+    if (wait[i] <= now) blocked = Math.max(blocked, i);
+  });
   const event = first + firstAbove(post.subarray(first, last), now + 0.5) - 1;
   const isOver = !isOpen && event === last - 1;
-  if (isOver && event >= first && run.columns.status[event] === run.head.error) blocked = event;
+  if (isOver && event >= first && run.hasFailed(event)) blocked = event;
   if (blocked >= 0) return { state: "waiting", event: blocked };
   if (event < first) return { state: "not started", event: -1 };
   return { state: isOver ? "ended" : "computing", event };
