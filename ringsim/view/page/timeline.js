@@ -392,19 +392,32 @@ class Timeline {
           this.fill(x0, x1, low + (this.ghost ? (bottom - low) >> 2 : 0), bottom, colour);
           if (x1 - x0 > 5 && bottom - low > 5 && !dim) this.drawTexture(x0, x1, low, bottom, state);
         });
-        const begin = Math.max(named, this.x(Math.max(run.post[event], this.from))), end = this.x(Math.min(run.endOf(event), this.until));
-        if (end - begin > 12 && bottom - low > 8 * ratio && this.names.length < MOST_NAMES && !dim) {
-          let first;
-          run.parts(event, (from, until, state) => { if (until > this.from) first ??= state; });
-          if (first === PROGRAM || isOff[first]) return;
-          const short = first >= SPANS ? STATES[first].short : "", microbatch = run.columns.microbatch[event];
-          const ground = band === "step" ? this.ground : this.colours[first];
+        const part = this.widestPart(run, event, named);
+        if (part && bottom - low > 8 * ratio && this.names.length < MOST_NAMES && !dim) {
+          const { state, begin, end } = part;
+          if (state === PROGRAM || isOff[state]) return;
+          const microbatch = run.columns.microbatch[event];
+          const short = state >= SPANS ? STATES[state].short : "";
+          const number = short && microbatch >= 0 ? microbatch : "";
+          const ground = band === "step" ? this.ground : this.colours[state];
           const place = [begin, (low + bottom) / 2 / ratio, end - begin];
           named = Math.min(end, begin + 90); // bars that share a lane may overlap, but not their names
-          this.names.push([run.text(event), ...place, ground, short && short + (microbatch >= 0 ? microbatch : "")]);
+          this.names.push([run.text(event), ...place, ground, short + number]);
         }
       });
     }
+  }
+
+  /** Returns the widest visible part of a bar right of a position, as {state, begin, end}. */
+  widestPart(run, event, least) {
+    let widest = null;
+    run.parts(event, (from, until, state) => {
+      const begin = Math.max(least, this.x(Math.max(from, this.from)));
+      const end = this.x(Math.min(until, this.until));
+      const most = widest ? widest.end - widest.begin : 12;
+      if (end - begin > most) widest = { state, begin, end };
+    });
+    return widest;
   }
 
   /** Draws the outlines of the recorded bars, behind the predicted ones. */
