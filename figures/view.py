@@ -26,7 +26,7 @@ from ringsim.pipeline import Costs
 
 HERE = Path(__file__).resolve().parent
 SETTLE_MS = 500
-FRAMES, FRAME_MS = 60, 120
+FRAMES, FRAME_MS = 48, 150
 LINK = ringsim.Link(alpha_s=10e-6, beta_s_per_byte=8e-11)
 
 
@@ -68,7 +68,7 @@ def find_deadlock() -> ringsim.Trace:
 
 def write_film(page: Page, file: Path) -> None:
     """Plays a page frame by frame, and writes the animation."""
-    page.set_viewport_size({"width": 960, "height": 540})
+    page.set_viewport_size({"width": 800, "height": 450})
     page.mouse.move(0, 0)
     page.wait_for_timeout(SETTLE_MS)
     pictures = []
@@ -82,7 +82,7 @@ def write_film(page: Page, file: Path) -> None:
         )
         page.wait_for_timeout(FRAME_MS)
         picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-        pictures.append(picture.quantize(64, dither=Image.Dither.NONE))
+        pictures.append(picture.quantize(24, dither=Image.Dither.NONE))
     pictures[0].save(
         file, save_all=True, append_images=pictures[1:], duration=FRAME_MS, loop=0, optimize=True
     )
