@@ -1,4 +1,4 @@
-"""One table of meanings sets every colour, and everybody can tell the colours apart."""
+"""All colours come from one table, and remain distinct for every kind of colour vision."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_words_on_every_colour_and_in_every_colour_can_be_read(theme: str) -> No
 
 @THEMES
 @pytest.mark.parametrize("family", ["computing", "state", "group"])
-def test_no_two_meanings_look_alike_to_anybody_or_in_print(family: str, theme: str) -> None:
+def test_meanings_differ_for_every_colour_vision_and_in_print(family: str, theme: str) -> None:
     looks = {name: LOOKS[name] for name in TABLE[family]}
     for (one, a), (other, b) in combinations(looks.items(), 2):
         colours = getattr(a, theme), getattr(b, theme)

@@ -58,7 +58,8 @@ MOST_GAP: Final = 40  # the most rows between two schedules
 
 
 def plot_schedules(
-    *schedules: str | Schedule | ScheduleRun,
+    schedule: str | Schedule | ScheduleRun,
+    *others: str | Schedule | ScheduleRun,
     costs: Costs | None = None,
     num_ranks: int | None = None,
     num_microbatches: int | None = None,
@@ -72,8 +73,9 @@ def plot_schedules(
     shows where the first schedule ends, and arrows show how much earlier or later the others end.
 
     Args:
-        schedules: the schedules, each as a name, a ``Schedule``, or the result of
+        schedule: the first schedule, as a name, a ``Schedule``, or the result of
             ``ringsim.simulate_schedule``, which keeps its own costs.
+        others: the schedules that are compared with the first.
         costs: the costs of all stages of a rank together, or None for a cost of 1 per forward,
             input and weight. A rank with several stages spends an equal part on each, so that all
             schedules do the same work.
@@ -89,7 +91,7 @@ def plot_schedules(
         The axes. Call ``ax.figure.savefig(...)`` to save the figure.
 
     Raises:
-        ArgumentError: no schedule is given, or their times have different units.
+        ArgumentError: the times of the schedules have different units.
         ScheduleError: no schedule has that name, or the schedule breaks a rule.
         Deadlock: the ranks would wait for each other forever.
 
@@ -100,14 +102,14 @@ def plot_schedules(
         '1F1B 33 units, ZB-H1 27 units: 6 units (18 %) shorter'
     """
     runs = []
-    for schedule in schedules:
-        if isinstance(schedule, str):
+    for each in (schedule, *others):
+        if isinstance(each, str):
             given: Any = num_ranks, num_microbatches  # make_schedule refuses missing counts
-            schedule = make_schedule(schedule, *given)
-        if isinstance(schedule, Schedule):
-            shared = _share(costs or Costs(), schedule.num_ranks / schedule.num_stages)
-            schedule = simulate_schedule(schedule, shared, semantics=semantics)
-        runs.append(schedule)
+            each = make_schedule(each, *given)
+        if isinstance(each, Schedule):
+            shared = _share(costs or Costs(), each.num_ranks / each.num_stages)
+            each = simulate_schedule(each, shared, semantics=semantics)
+        runs.append(each)
     if len({run.setting.sizes is None for run in runs}) != 1:
         raise ArgumentError(
             "cannot draw schedules on one axis unless all of them have links or none has. Simulate "
