@@ -172,9 +172,10 @@ def test_schedules_on_one_axis_are_named_and_their_difference_is_marked() -> Non
     mixed = plot_schedules("1f1b", chunks, run(4), num_ranks=4, num_microbatches=8)
     assert title(mixed) == "1F1B 33 units, Interleaved 1F1B 28.5 units, 1F1B 21 units"
     seconds = simulate_schedule("1f1b", num_ranks=2, num_microbatches=2, link=LINK)
-    for wrong in ((), (run(2), seconds)):
-        with pytest.raises(ArgumentError, match="cannot draw schedules on one axis"):
-            plot_schedules(*wrong)
+    with pytest.raises(ArgumentError, match="cannot draw schedules on one axis"):
+        plot_schedules(run(2), seconds)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'schedule'"):
+        plot_schedules()
 
 
 @pytest.mark.parametrize(
