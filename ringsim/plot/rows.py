@@ -41,8 +41,8 @@ MOST_NAME_LETTERS: Final = 22
 TICK_POINTS: Final = 50.0  # the room for a tick's label
 COMPACT_TICK_POINTS: Final = 28.0
 GAP_POINTS: Final = 6.0  # between a compact picture's rows and the unit of its time axis
-STRIP_ROW_INCHES: Final = 0.155
-MOST_STRIP_INCHES: Final = 3.0
+STRIP_ROW_INCHES: Final = 0.148
+MOST_STRIP_INCHES: Final = 2.9
 
 
 @dataclass(frozen=True)

@@ -437,11 +437,6 @@ def _add_legend(
     Returns the height of the legend in points.
     """
     to_points = 72 / ax.figure.dpi
-    for handle in handles:
-        label = str(handle.get_label())
-        size = letters(LEGEND_SIZE)
-        most = int((room - 3 * size) / (size * LETTER))
-        handle.set_label(shorten(label, min(most, MOST_LETTERS)))
 
     def write(some: Sequence[Artist], number: int, below: float = 0.0) -> Any:
         shift = ScaledTranslation(
@@ -458,6 +453,12 @@ def _add_legend(
     def fits(some: Sequence[Artist], number: int) -> bool:
         return bool(write(some, number).get_window_extent().width * to_points <= room)
 
+    for handle in handles:
+        label, most = str(handle.get_label()), MOST_LETTERS
+        handle.set_label(shorten(label, most))
+        while len(label) > LEAST_LETTERS < most and not fits([handle], 1):
+            most -= 4
+            handle.set_label(shorten(label, most))
     if not _compact.get():
         number = min(columns, len(handles))
         while number > 1 and not fits(handles, number):
