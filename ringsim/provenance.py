@@ -13,8 +13,6 @@ from importlib import metadata as packages
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["__version__", "footer", "machine", "measured_run", "note_doubts", "versions"]
-
 __version__ = "0.3.0"  # pyproject.toml reads it from here
 
 

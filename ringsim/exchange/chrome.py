@@ -71,8 +71,6 @@ if TYPE_CHECKING:
 
     from ringsim.traces.value import Trace
 
-__all__ = ["read_chrome", "read_profiler", "to_chrome", "to_ns"]
-
 
 def to_chrome(trace: Trace, path: str | PathLike[str]) -> None:
     """Writes a trace in Chrome's format, which many tools can read.

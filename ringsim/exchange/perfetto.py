@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
     from ringsim.traces.value import Trace
 
-__all__ = ["read_perfetto", "to_perfetto"]
-
 BEGIN, END, INSTANT = 1, 2, 3  # TrackEvent.Type
 # TracePacket.SequenceFlags: the packet discards earlier interned names, or needs them
 CLEARED, NEEDED = 1, 2

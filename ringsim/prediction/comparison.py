@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-__all__ = ["Comparison", "Errors", "compare"]
-
 
 @dataclass(frozen=True)
 class Errors:

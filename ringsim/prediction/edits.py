@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ringsim.traces.findings import Diagnosis
     from ringsim.traces.value import Trace
 
-__all__ = ["advise", "what_if"]
-
 DOUBTFUL: Final = 0.2  # a prediction is doubtful if the replay is off by more than this
 # explain() offers a change only if it gains at least this share of the run, and more than the error
 LEAST_GAIN: Final = 0.05

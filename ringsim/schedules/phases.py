@@ -77,17 +77,6 @@ from ringsim.schedules.schedule import (
     phased,
 )
 
-__all__ = [
-    "dualpipe_v",
-    "gpipe",
-    "interleaved_1f1b",
-    "looped_bfs",
-    "one_f_one_b",
-    "zb_h1",
-    "zb_h2",
-    "zb_v",
-]
-
 
 def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
     """Returns GPipe, also called AFAB: all forwards, then all backwards.

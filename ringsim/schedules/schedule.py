@@ -51,26 +51,6 @@ import numpy as np
 
 from ringsim.errors import ArgumentError, ScheduleError, check_integer, say
 
-__all__ = [
-    "COMPUTE_KINDS",
-    "RECV_KINDS",
-    "SEND_KINDS",
-    "Action",
-    "Order",
-    "Phase",
-    "PhasedRow",
-    "PhasedRows",
-    "Schedule",
-    "check_counts",
-    "check_size",
-    "from_csv",
-    "from_text",
-    "parse_action",
-    "phased",
-    "to_csv",
-    "to_text",
-]
-
 COMPUTE_KINDS: Final = ("F", "B", "I", "W")
 SEND_KINDS: Final = ("SEND_F", "SEND_B")
 RECV_KINDS: Final = ("RECV_F", "RECV_B")

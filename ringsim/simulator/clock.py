@@ -31,8 +31,6 @@ from ringsim.simulator.isolation import Isolated, Isolation
 from ringsim.simulator.stacks import Stack, ThreadStack
 from ringsim.traces.recorder import Recorder
 
-__all__ = ["Clock", "Due", "Ended", "Rank"]
-
 _MOST_POLLS: Final = 100_000
 _LEAST_S: Final = 1e-6  # the virtual time that one call of is_completed takes
 

@@ -48,8 +48,6 @@ from ringsim.simulator.work import (
 )
 from ringsim.traces.events import ANY_SOURCE, ERROR
 
-__all__ = ["Channel", "RendezvousMatcher", "SimulatedMessage", "make_matcher"]
-
 
 class SimulatedMessage(SimulatedWork):
     """One side of a message: a send or a recv.

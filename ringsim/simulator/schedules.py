@@ -56,9 +56,6 @@ from ringsim.traces.value import Trace
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["ScheduleRun", "Setting", "simulate_schedule"]
-
-
 _MOST_TIMES: Final = 2_000_000  # kept for all variants together; more would not fit into a cache
 
 

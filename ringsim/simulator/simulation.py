@@ -67,8 +67,6 @@ from ringsim.traces.recorder import Recorder
 from ringsim.traces.sources import attach_sources
 from ringsim.traces.value import Trace
 
-__all__ = ["Outcome", "simulate_here"]
-
 _PORT: Final = 29_500  # a ring has a port, although no process listens on this one
 _SHOWN: Final = 4  # an error shows the lines of at most this many ranks
 _MOST_REFUSALS: Final = 1000  # a rank that catches every error is ended after this many

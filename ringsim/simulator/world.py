@@ -44,8 +44,6 @@ from ringsim.simulator.stores import let_stores_give_way
 from ringsim.simulator.work import PayloadKind, SimulatedWork, Team
 from ringsim.traces.events import DESTROYED, MADE_ANEW, NONE, OP_CODES, Payload
 
-__all__ = ["Worlds"]
-
 _NEW_GROUP: Final = OP_CODES["new_group"]
 _DEFAULT: Final = "0"  # torch's name for the first group
 _BACKEND: Final = "gloo"

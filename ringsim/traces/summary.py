@@ -39,8 +39,6 @@ from ringsim.traces.steps import count_steps, is_step, number_steps
 from ringsim.traces.units import bytes_text, count, rate_text, time_text
 from ringsim.traces.value import Trace
 
-__all__ = ["Totals", "count_file", "count_trace", "describe", "summarise"]
-
 _SHOWN = 3  # how many lines of one kind to show before "and n more"
 
 

@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from ringsim.traces.bandwidths import Bandwidths
     from ringsim.traces.findings import Diagnosis
 
-__all__ = ["Trace", "check_trace", "removed"]
-
 
 def removed(name: str, instead: str) -> Callable[..., NoReturn]:
     """Returns a placeholder for a removed function; calling the placeholder raises RingError.
