@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
 import sys
 import webbrowser
@@ -22,6 +21,7 @@ from ringsim.cli.verb import (
     check_ending,
     list_rows,
     make_directory,
+    make_link,
     save_trace,
     tell,
     tell_written,
@@ -30,7 +30,6 @@ from ringsim.cli.verb import (
 )
 from ringsim.errors import ArgumentError, Interrupted, RingError, escape
 from ringsim.launch.progress import Progress
-from ringsim.link import Link
 from ringsim.traces.display import Style
 from ringsim.traces.summary import Totals, count_file, count_trace
 from ringsim.view.html import to_html
@@ -267,12 +266,15 @@ def run_what_if(options: argparse.Namespace) -> int:
         check_ending("-o", out, (".ringtrace", *PICTURES))
     trace = ringsim.load(find_newest(options.file))
     ranks = {rank if rank % 1 else int(rank): factor for rank, factor in options.rank}
-    link = None
-    if options.link is not None:
-        latency_us, bandwidth = options.link
-        link = Link(latency_us * 1e-6, 1e-9 / bandwidth if bandwidth else math.inf)
+    link = None if options.link is None else make_link("--link", *options.link)
     predicted = trace.what_if(ranks=ranks, link=link, sends=options.sends)
-    tell(options, predicted.summary, lambda: predicted.metadata["prediction"])
+    tell(
+        options,
+        predicted.summary,
+        lambda: (
+            predicted.metadata["prediction"] | {"replay_error": predicted.metadata["replay_error"]}
+        ),
+    )
     if out is not None:
         (save_trace if out.suffix == ".ringtrace" else _write_one)(predicted, out)
     return 0

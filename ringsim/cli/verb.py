@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ringsim.errors import ArgumentError, Interrupted, RingError, escape
+from ringsim.link import Link
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -101,6 +103,16 @@ def check_ending(option: str, file: Path, endings: Iterable[str]) -> None:
             f"the file for {option} must end in {' or '.join(endings)}, got {str(file)!r}. Change "
             "its extension."
         )
+
+
+def make_link(options: str, latency_us: float, bandwidth_gbps: float) -> Link:
+    """Returns the link that the user has described; raises ArgumentError if it is impossible."""
+    if not (0 <= latency_us < math.inf and bandwidth_gbps > 0):
+        raise ArgumentError(
+            f"{options} must be a non-negative latency and a positive bandwidth, got "
+            f"{latency_us:g} and {bandwidth_gbps:g}. Use microseconds and 1e9 bytes/s."
+        )
+    return Link(latency_us * 1e-6, 1e-9 / bandwidth_gbps)
 
 
 def make_directory(path: Path) -> None:

@@ -13,12 +13,12 @@ from ringsim.cli.verb import (
     add_json,
     add_verb,
     keep_what_was_recorded,
+    make_link,
     save_trace,
     tell,
     write_picture,
 )
 from ringsim.errors import ArgumentError, ScheduleError
-from ringsim.link import Link
 from ringsim.schedules.closed_forms import gpipe_makespan, makespan, one_f_one_b_bound, peak_live
 from ringsim.schedules.engine import evaluate
 from ringsim.schedules.schedule import Action, Schedule
@@ -138,7 +138,9 @@ def _simulate_script(options: argparse.Namespace) -> Trace:
             options.arguments,
             module=options.module,
             world_size=2 if options.ranks is None else options.ranks,
-            link=Link(options.latency_us * 1e-6, 1e-9 / options.bandwidth_gbps),
+            link=make_link(
+                "--latency-us and --bandwidth-gbps", options.latency_us, options.bandwidth_gbps
+            ),
             semantics=options.semantics,
             compute="measured" if options.measure_compute else None,
             limit_s=options.limit,
