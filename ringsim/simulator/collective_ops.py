@@ -96,11 +96,6 @@ class Part(SimulatedWork):
         """Returns a description of the operation in words."""
         return f'{self.name} of group "{self.group.group_name}"'
 
-    def result(self) -> list[Tensor]:
-        """Waits for the result, and returns the tensors that hold it."""
-        self.wait()
-        return list(self.call.results)
-
     def _results(self) -> list[Tensor]:
         return list(self.call.results)
 

@@ -97,11 +97,6 @@ class SimulatedMessage(SimulatedWork):
 
     _source_rank = source_rank
 
-    def result(self) -> list[torch.Tensor]:
-        """Waits for the message, and returns its tensor."""
-        self.wait()
-        return [self.tensor]
-
     def _results(self) -> list[torch.Tensor]:
         return [self.tensor]
 

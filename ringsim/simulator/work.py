@@ -288,7 +288,8 @@ class SimulatedWork(Work):
 
     def result(self) -> list[torch.Tensor]:
         """Waits for the result, and returns the tensors that hold it."""
-        raise NotImplementedError
+        self.wait()
+        return self._results()
 
     # -- its future
 
