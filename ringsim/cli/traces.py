@@ -15,8 +15,10 @@ import ringsim
 from ringsim.cli.record import add_rank_options, run_script
 from ringsim.cli.verb import (
     Verbs,
+    add_flag,
     add_json,
     add_out,
+    add_rest,
     add_verb,
     check_ending,
     list_rows,
@@ -152,9 +154,7 @@ def add_open(verbs: Verbs[argparse.ArgumentParser]) -> None:
         help=f"trace file, {NEWEST}; several files share one time axis",
     )
     add_out(parser, "FILE", "page to write (default: FILE.html)")
-    parser.add_argument(
-        "--no-browser", action="store_true", help="write the page without opening it"
-    )
+    add_flag(parser, "write the page without opening it", "--no-browser")
 
 
 def run_open(options: argparse.Namespace) -> int:
@@ -309,7 +309,7 @@ def add_figures(verbs: Verbs[argparse.ArgumentParser]) -> None:
         help="paper: PDF, 3.3 inches wide, with the words for its caption in a text file; slide: "
         "PNG, 1920 x 1080; web: SVG (default: web)",
     )
-    parser.add_argument("--dark", action="store_true", help="use a dark background")
+    add_flag(parser, "use a dark background", "--dark")
     add_out(parser, "DIR", "directory for the figures (default: figures)", "figures")
 
 
@@ -369,9 +369,7 @@ def add_explain(verbs: Verbs[argparse.ArgumentParser]) -> None:
         "run first if no trace is newer than the script, or if you pass arguments or an "
         "option that applies to the run, such as -n",
     )
-    parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS
-    )
+    add_rest(parser)
 
 
 def runs_script(options: argparse.Namespace) -> bool:

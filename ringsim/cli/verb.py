@@ -48,11 +48,29 @@ def add_out(
     parser.add_argument("-o", "--out", type=Path, default=default, metavar=metavar, help=help_text)
 
 
+def add_flag(parser: argparse.ArgumentParser, help_text: str, *names: str) -> None:
+    """Adds an option without a value."""
+    parser.add_argument(*names, action="store_true", help=help_text)
+
+
+def add_module(parser: argparse.ArgumentParser) -> None:
+    """Adds the option to run a module instead of a script."""
+    add_flag(parser, "run SCRIPT as a module, like python -m", "-m", "--module")
+
+
+def add_ranks(parser: argparse.ArgumentParser, help_text: str, default: int | None = None) -> None:
+    """Adds the option for the number of ranks."""
+    parser.add_argument("-n", "--ranks", type=int, default=default, help=help_text)
+
+
+def add_rest(parser: argparse.ArgumentParser) -> None:
+    """Adds a script's own arguments, which end the command line and are not in its help."""
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Adds the option that makes ``tell`` print JSON."""
-    parser.add_argument(
-        "--json", action="store_true", help="print machine-readable JSON instead of text"
-    )
+    add_flag(parser, "print machine-readable JSON instead of text", "--json")
 
 
 def tell(
