@@ -13,7 +13,15 @@ from importlib import metadata as packages
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["__version__", "footer", "machine", "measured_run", "note_doubts", "versions"]
+__all__ = [
+    "__version__",
+    "footer",
+    "machine",
+    "measured_run",
+    "note_doubts",
+    "replay_error",
+    "versions",
+]
 
 __version__ = "0.3.0"  # pyproject.toml reads it from here
 
@@ -90,6 +98,20 @@ def note_doubts(doubts: Iterable[str]) -> list[str]:
     return [_DOUBTFUL + doubt for doubt in doubts]
 
 
+def replay_error(metadata: Mapping[str, Any]) -> str:
+    """Returns how accurate the replay behind a predicted trace is, or "" for other traces.
+
+    Example:
+        >>> replay_error({"source": "predicted", "replay_error": -0.03})
+        'the unedited replay is 3 % off'
+    """
+    error = metadata.get("replay_error")
+    if not isinstance(error, float):
+        return ""
+    share = f"{abs(error):.0%}".replace("%", " %") if abs(error) >= 0.005 else "less than 1 %"
+    return f"the unedited replay is {share} off"
+
+
 def footer(metadata: Mapping[str, Any]) -> str:
     """Returns the line printed below a picture: the source, machine, backend, version and date.
 
@@ -108,7 +130,7 @@ def footer(metadata: Mapping[str, Any]) -> str:
         ... )
         'measured on EPYC 7B13, 2 cores, gloo, torch 2.13.0, 2026-11-20'
         >>> footer({"source": "predicted", "replay_error": -0.03, "backend": "gloo"})
-        'predicted (the replay itself is 3 % off) from a run: gloo'
+        'predicted (the unedited replay is 3 % off) from a run: gloo'
         >>> footer({})
         'origin unknown'
     """
@@ -129,10 +151,8 @@ def footer(metadata: Mapping[str, Any]) -> str:
     ]
     details = ", ".join(str(part) for part in parts if part)
     begin = ("part of a run, " if "part" in metadata else "") + str(source or "origin unknown")
-    error = metadata.get("replay_error")
-    if source == "predicted" and isinstance(error, float):
-        share = f"{abs(error):.0%}" if abs(error) >= 0.005 else "less than 1%"
-        begin += f" (the replay itself is {share} off) from a run".replace("%", " %")
+    if error := replay_error(metadata):
+        begin += f" ({error}) from a run"
     if any(str(note).startswith(_DOUBTFUL) for note in metadata.get("notes") or ()):
         begin += ", from doubtful constants"
     if not details:

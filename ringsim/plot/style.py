@@ -34,7 +34,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import ScaledTranslation
 
 from ringsim.errors import ArgumentError, say
-from ringsim.provenance import footer
+from ringsim.provenance import footer, replay_error
 from ringsim.traces.looks import LOOKS, Meaning, contrast, read_table, readable_ink
 
 if TYPE_CHECKING:
@@ -369,6 +369,8 @@ def dress(
     """
     to_points, compact = 72 / ax.figure.dpi, _compact.get()
     notes = [*notes, footer(metadata)]
+    if error := replay_error(metadata):
+        title += f" (predicted; {error})"
     panels: list[Any] = [ax, *ax.child_axes]
     for panel in panels:
         most = int(points(panel)[1] / (panel.yaxis.label.get_fontsize() * LETTER))
