@@ -28,8 +28,6 @@ from ringsim.traces.events import COLLECTIVE, OP_NAMES, SEND
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 
-__all__ = ["every_order", "no_deadlock"]
-
 WAYS: Final = {
     "order": ("send", "recv"),
     "isend": ("isend", "irecv", "send", "recv"),

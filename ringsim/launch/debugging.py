@@ -17,8 +17,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = ["RankDebugger", "answer"]
-
 
 def answer(text: str) -> str:
     """Shows a debugger's text; returns the line that the user types, or "quit" if input ends."""

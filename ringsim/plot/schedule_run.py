@@ -18,13 +18,12 @@ from matplotlib.patches import Patch
 from ringsim.plot import sheet, style
 from ringsim.plot.pipeline_step import (
     ACTION_LOOKS,
-    LANES,
     StepPicture,
     draw_flights,
     step_picture,
     title_step,
 )
-from ringsim.plot.rows import lay_rows, strip_inches
+from ringsim.plot.rows import divide, lay_rows, strip_inches
 from ringsim.plot.sheet import Picture
 from ringsim.plot.style import percent
 from ringsim.schedules.schedule import COMPUTE_KINDS
@@ -48,16 +47,7 @@ if TYPE_CHECKING:
 
     from ringsim.simulator.schedules import ScheduleRun
 
-__all__ = [
-    "describe_constants",
-    "describe_length",
-    "draw_path",
-    "find_unit",
-    "list_actions",
-    "measure_shares",
-    "plot_schedule_run",
-    "schedule_run_images",
-]
+__all__ = ["plot_schedule_run", "schedule_run_images"]
 
 MOST_BOXES: Final = 20_000  # schedules with more computations are drawn as a map
 MOST_ROWS: Final = 64  # schedules with more ranks are drawn as a map
@@ -261,7 +251,7 @@ def _draw_map(run: ScheduleRun, ax: Axes) -> None:
     unit, name = find_unit(run)
     length = float(run.makespan) / unit
     names = [f"rank {rank}" for rank in range(run.num_ranks)]
-    lay_rows(ax, names, length or 1.0, "time", name, LANES)
+    lay_rows(ax, names, length or 1.0, "time", name, divide())
     ax.grid(visible=False)
     handles: list[Artist] = []
     if length:
@@ -314,7 +304,6 @@ def _draw_shares(ax: Axes, shares: Ints, length: float, ranks: int) -> list[Arti
     # idle time is transparent, so that it has the colour of any ground
     mixed = np.divide(shares @ colours, busy, out=np.ones((*busy.shape[:2], 3)), where=busy > 0)
     image = np.clip(np.concatenate([mixed, busy], axis=-1), 0.0, 1.0)
-    xlim, ylim = ax.get_xlim(), ax.get_ylim()
     ax.imshow(
         image,
         aspect="auto",
@@ -323,7 +312,6 @@ def _draw_shares(ax: Axes, shares: Ints, length: float, ranks: int) -> list[Arti
         zorder=1,
         gid="busy-map",
     )
-    ax.set(xlim=xlim, ylim=ylim)
     handles: list[Artist] = [
         Patch(facecolor=ACTION_LOOKS[letter].colour, label=ACTION_LOOKS[letter].name)
         for code, letter in enumerate(COMPUTE_KINDS)

@@ -13,8 +13,6 @@ from ringsim.traces.standing import say_standing
 from ringsim.traces.units import time_text
 from ringsim.traces.value import Trace
 
-__all__ = ["debug_here"]
-
 _ANY: Final = -1  # stop at the next operation of any rank
 
 

@@ -31,15 +31,9 @@ from ringsim.simulator.isolation import Isolated, Isolation
 from ringsim.simulator.stacks import Stack, ThreadStack
 from ringsim.traces.recorder import Recorder
 
-__all__ = ["Clock", "Due", "Ended", "Rank"]
-
 _MOST_POLLS: Final = 100_000
 _MOST_HALTED_POLLS: Final = 20
 _LEAST_S: Final = 1e-6  # the virtual time that one call of is_completed takes
-
-
-def _do_nothing(_reason: str) -> None:
-    pass
 
 
 class Ended(BaseException):
@@ -145,7 +139,7 @@ class Clock:
         self.cores: Cores | None = None
         self.measures = measures
         self.in_order = False
-        self.give_up: Callable[[str], None] = _do_nothing
+        self.give_up: Callable[[str], None] = lambda _: None
         self.refuse_thread: Callable[[], None] = lambda: None
         self.choose: Callable[[], Rank | None] = lambda: None
         self.halt_poll: Callable[[], None] | None = None

@@ -28,8 +28,6 @@ from ringsim.traces.cells import rename_places
 from ringsim.traces.events import ANY_SOURCE
 from ringsim.traces.value import Trace
 
-__all__ = ["run_here"]
-
 _STEP_S: Final = 1e-6  # the virtual time between two choices
 _QUESTION: Final = "is_completed"  # the race between a question and the operations of other ranks
 

@@ -8,8 +8,6 @@ from ringsim.traces.items import Event
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 
-__all__ = ["list_posted", "say_standing"]
-
 
 def list_posted(trace: Trace) -> list[Event]:
     """Returns the operations that are posted but not done."""

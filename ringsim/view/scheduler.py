@@ -21,8 +21,6 @@ from ringsim.view.html import draw_still
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Exploration", "Scheduler"]
-
 
 class Exploration(NamedTuple):
     """The result of trying the orders of a program.
