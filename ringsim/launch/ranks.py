@@ -65,7 +65,8 @@ class RankSet(ABC):
     """The ranks of one run, as the launcher sees them.
 
     Attributes:
-        directory: the run's directory, see ``RankConfig``.
+        home: the directory of the ranks.
+        directory: the directory of the run, see ``RankConfig``; for a session, in ``home``.
         channels: the channel of each rank; a closed channel means that the rank has ended.
     """
 
@@ -76,7 +77,7 @@ class RankSet(ABC):
         if keep_at is not None:
             keep_at.mkdir(parents=True)
         # The fork server may have another working directory.
-        self.directory = (
+        self.home = self.directory = (
             Path(tempfile.mkdtemp(prefix="ringsim-")) if keep_at is None else keep_at.absolute()
         )
         self.channels: list[Connection] = []
@@ -95,6 +96,7 @@ class RankSet(ABC):
             self.keep,
             self._mark,
             kind.backend,
+            kind.stays,
         )
 
     @abstractmethod
@@ -353,17 +355,17 @@ class ForkedRanks(RankSet):
 
     def close(self) -> None:
         """See ``RankSet``; the server removes the directory later."""
-        self._server.send({"do": "end", "set": self._name, "directory": str(self.directory)})
+        self._server.send({"do": "end", "set": self._name, "directory": str(self.home)})
         for channel in self.channels:
             channel.close()
         self._server.release(self._name)
         if not self._server.alive:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            shutil.rmtree(self.home, ignore_errors=True)
 
     def exit_status(self, rank: int) -> tuple[int | None, int]:
         """See ``RankSet``; the server writes the status before it closes the channel."""
         try:
-            code, at_ns = self.config.for_rank(rank).file("exit").read_text().split()
+            code, at_ns = (self.home / f"rank-{rank}.exit").read_text().split()
         except (OSError, ValueError):  # the server is gone, or the disk is full
             return None, time.monotonic_ns()
         return int(code), int(at_ns)
@@ -460,7 +462,7 @@ class SpawnedRanks(RankSet):
             process.wait()
         for channel in self.channels:
             channel.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        shutil.rmtree(self.home, ignore_errors=True)
 
 
 class MpiRanks(SpawnedRanks):
