@@ -17,6 +17,7 @@ others (``joined``)::
                                    <-----------  IDLE, at the end of a session's call
     DO, between two calls          ----------->  calls a function of ringsim
                                    <-----------  DO, its result
+    JOIN, after a failed call      ----------->  leaves its groups, and joins the others again
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ OVER: Final = "over"
 STOP: Final = "stop"
 IDLE: Final = "idle"
 DO: Final = "do"
+JOIN: Final = "join"
 
 # time for ranks to report their places: the machine may be busy, and C++ may hold the interpreter
 ANSWER_S: Final = 1.0

@@ -36,18 +36,24 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, NoReturn, TextIO
+from typing import Any, Final, NamedTuple, NoReturn, TextIO
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from ringsim.comm import bootstrap, torch_hooks
 from ringsim.comm.backends import set_backend
+from ringsim.comm.ended_groups import end_groups
 from ringsim.comm.injecting import install_with
 from ringsim.comm.mpi import import_mpi
 from ringsim.diagnose.failure import (
@@ -61,10 +67,11 @@ from ringsim.faults import jitter_of, slowed_by
 from ringsim.launch import process, worlds
 from ringsim.launch.job import ALONE, Job, RankConfig, configure_loggers
 from ringsim.launch.namespace import Namespace
-from ringsim.launch.protocol import ASK, DO, IDLE, OVER, STOP, WAKE, WAKE_S, WHERE, answer
+from ringsim.launch.protocol import ASK, DO, IDLE, JOIN, OVER, STOP, WAKE, WAKE_S, WHERE, answer
 from ringsim.launch.results import describe_unpicklable, write_result
 from ringsim.launch.system import NO_PORT, shut_connections
 from ringsim.ring.packing import dumps
+from ringsim.ring.printing import restore_output
 from ringsim.ring.ring import initialize
 from ringsim.state import change_state, get_state
 from ringsim.traces.recorder import Recorder
@@ -98,6 +105,20 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
     os._exit(int(not has_returned))  # an interpreter with torch takes 0.2 s to finalize
 
 
+class Left(NamedTuple):
+    """How a call of a session has left its rank.
+
+    Attributes:
+        has_groups: whether the default group exists.
+        begun: the number of optimizer steps that began in the call.
+        done: the number of those that ended.
+    """
+
+    has_groups: bool
+    begun: int
+    done: int
+
+
 class _Calls:
     """Runs this rank's calls: one, or those of a session, one after the other.
 
@@ -120,22 +141,49 @@ class _Calls:
         self._port = 0  # of the rendezvous, once the rank has joined the others
         self._kept: list[Any] = []  # objects that must stay alive
         self._has_entered = self._is_interruptible = False
+        self._open_groups: set[str] = (
+            set()
+        )  # with operations that earlier calls have left in flight
+        self._steps: Counter[str] = Counter()  # of optimizers in this call, begun and done
 
     def serve(self) -> NoReturn:
         """Runs the calls of a session until the launcher ends it."""
         signal.signal(signal.SIGINT, self._interrupt)
+        register_optimizer_step_pre_hook(lambda *_: self._steps.update(["begun"]))
+        register_optimizer_step_post_hook(lambda *_: self._steps.update(["done"]))
+        self._try_to_join()
+        _name_process("ringsim-idle")
         while (message := self._inbox.get()) != "bye":
             if message[0] == DO:
                 self._say((DO, self._do(message[1])))
+            elif message == JOIN:
+                self._leave()
+                self._try_to_join()
             elif message != STOP:  # which came after the call's end
                 job = pickle.loads(message)
                 config = replace(self._config, directory=job.directory)
                 _redirect_output(config)
                 self._woken.clear()
+                self._steps.clear()
                 self.run(config, job)
                 _flush_output()
-                self._say((IDLE, dist.is_initialized()))
+                _name_process("ringsim-idle")
+                left = Left(dist.is_initialized(), self._steps["begun"], self._steps["done"])
+                self._say((IDLE, left))
         os._exit(0)
+
+    def _try_to_join(self) -> None:
+        """Joins the other ranks; an error is raised by the next call, which tries again."""
+        with contextlib.suppress(Exception):
+            self._join()
+
+    def _leave(self) -> None:
+        """Ends the groups, of which some ranks may be gone."""
+        shut_connections(NO_PORT)
+        restore_output()
+        change_state(ring=None)
+        end_groups()
+        self._port, self._kept, self._open_groups = 0, [], set()
 
     def _interrupt(self, number: int, frame: Any) -> None:
         """Raises KeyboardInterrupt in the program, but not in ringsim's own work."""
@@ -164,6 +212,7 @@ class _Calls:
                 result = self._run(recorder, config, job)
             finally:
                 torch_hooks.uninstall(recorder)
+                self._open_groups |= recorder.list_open_groups()
                 recorder.close()
                 stop()
             self._say(("result", _write_result(result, config)))
@@ -177,9 +226,23 @@ class _Calls:
         if not self._port:
             self._port, door, store = _join(self._config)
             self._kept = [door, store]
+            if self._has_entered:
+                os.environ["MASTER_PORT"] = str(self._port)
+                self._open_door()
+
+    def _open_door(self) -> None:
+        """Hosts a store for groups that the program creates again.
+
+        It does so in the background, because a name server may be slow.
+        """
+        door, store = self._kept
+        if door is not None:
+            call = functools.partial(bootstrap.host, door, self._config.timeout_s)
+            self._kept = [bootstrap.BackgroundCall(call), store]
 
     def _run(self, recorder: Recorder, config: RankConfig, job: Job | None) -> Any:
         """Runs one call, recorded, and returns its result."""
+        recorder.is_settled = lambda group: bool(self._namespace) and group not in self._open_groups
         recorder.on_failure = functools.partial(_raise_verdict, recorder, self._woken, self._say)
         self._say(("ready", os.getpid()))
         job = job or pickle.loads(self._inbox.get())
@@ -202,21 +265,16 @@ class _Calls:
 
         The later calls of a session find the rank as the earlier ones left it.
         """
+        _name_process(f"ringsim-rank{config.rank}")
         show_lines(job.lines)
         if not self._has_entered:
             self._has_entered = True
-            _name_process(f"ringsim-rank{config.rank}")
             _enter(job, _launcher_variables(config, self._port))
             _start_computing(job, config)
             worlds.enter_rank(
                 Path(self._config.directory), functools.partial(_end, config, self._say)
             )
-            door, store = self._kept
-            # for groups that the program creates again; in the background, because a name server
-            # may be slow
-            if door is not None:
-                open_door = functools.partial(bootstrap.host, door, config.timeout_s)
-                self._kept = [bootstrap.BackgroundCall(open_door), store]
+            self._open_door()
         recorder.set_meta("num_threads", torch.get_num_threads())
         if job.check != "basic" or job.inject:
             torch_hooks.uninstall(recorder)
@@ -279,6 +337,13 @@ def _redirect_output(config: RankConfig) -> None:
     change_state(hidden_output=hide)
 
 
+def _silence_cpp() -> None:
+    """Drops the standard error, on which torch would describe lost connections at length."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+
+
 def _line_writer(fd: int) -> TextIO:
     return io.TextIOWrapper(
         io.FileIO(fd, "w", closefd=False),
@@ -321,6 +386,7 @@ def _watch(
                     woken.set()
                 elif message == STOP:
                     inbox.put(message)
+                    _silence_cpp()
                     shut_connections(NO_PORT)
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
                 elif message[0] == OVER:

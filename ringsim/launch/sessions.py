@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import pickle
 import shutil
+import signal
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -13,16 +16,24 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from ringsim.diagnose.failure import interrupted_once
-from ringsim.errors import ArgumentError, RingError, check_seed, check_worker, name_ranks
+from ringsim.errors import (
+    ArgumentError,
+    Interrupted,
+    RingError,
+    check_seed,
+    check_worker,
+    name_ranks,
+)
 from ringsim.launch.api import make_kind
 from ringsim.launch.job import CHECKS, Job, pack_call
 from ringsim.launch.namespace import Reference, assign, list_names, look, pack, run_cell
-from ringsim.launch.protocol import DO
+from ringsim.launch.protocol import DO, JOIN, STOP
 from ringsim.launch.ranks import RankSet, get_launcher
 from ringsim.launch.run import Run, RunOptions
 from ringsim.traces.value import Trace
 
 _ANSWER_S: Final = 30.0  # for an idle rank to look at a variable
+_STOP_S: Final = 0.5  # for a rank to stop its program
 
 
 def session(
@@ -183,9 +194,39 @@ class Session:
         run = _SessionRun(self._rank_set, job, options)
         with interrupted_once():
             try:
-                return run.finish()
+                trace = run.finish()
+                if not all(one.left and one.left.has_groups for one in run.ranks):
+                    self._renew(run)
+                return trace
+            except BaseException as error:
+                run.stop_ranks()
+                lost = self._renew(run)
+                if isinstance(error, RingError | Interrupted):
+                    error.args = (f"{error}\n  The session goes on{lost}.",)
+                raise
             finally:
                 shutil.rmtree(directory, ignore_errors=True)
+
+    def _renew(self, run: _SessionRun) -> str:
+        """Replaces the dead ranks, and makes all groups again, in the background.
+
+        Returns the parts of the ranks' state that are lost, for an error message.
+        """
+        (self._rank_set.home / "port").unlink(missing_ok=True)
+        dead = [one.rank for one in run.ranks if one.left is None]
+        kept = {one.rank: one.left for one in run.ranks if one.left is not None}
+        for rank in kept:
+            run.tell(rank, JOIN)
+        for rank in dead:
+            self._rank_set.replace(rank)
+        halves = [rank for rank, left in kept.items() if left.begun != left.done]
+        lost = f"; {name_ranks(dead)} started again, without variables" if dead else ""
+        if halves:
+            lost += f"; an optimizer step is half done on {name_ranks(halves)}"
+        if len({left.done for left in kept.values()}) > 1:
+            steps = ", ".join(f"{left.done} on rank {rank}" for rank, left in kept.items())
+            lost += f"; the ranks made different numbers of optimizer steps ({steps})"
+        return lost
 
     def _check_open(self) -> None:
         if not self._end.alive:
@@ -236,11 +277,12 @@ class Session:
 
 def _receive(channel: Connection, what: str) -> Any:
     """Returns the next message of this kind."""
-    while channel.poll(_ANSWER_S):
-        kind, value = channel.recv()
-        if kind == what:
-            return value
-    raise RingError(f"a rank did not answer within {_ANSWER_S:g} s.")
+    with contextlib.suppress(EOFError, OSError):
+        while channel.poll(_ANSWER_S):
+            kind, value = channel.recv()
+            if kind == what:
+                return value
+    raise RingError("a rank has died or does not answer. The next call replaces it.")
 
 
 class RankView:
@@ -272,6 +314,17 @@ class RankView:
 
 class _SessionRun(Run):
     """A call of a session: its end is not the end of the ranks."""
+
+    def stop_ranks(self) -> None:
+        """Stops the program on ranks that still run it; a rank that does not stop is killed."""
+        for one in self.ranks:
+            if one.left is None:
+                one.tell(STOP)
+        self.wait_until_idle(_STOP_S)
+        for one in self.ranks:
+            if one.left is None and one.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one.pid, signal.SIGKILL)
 
     def dismiss(self) -> None:
         """Waits until every rank is ready for the next call."""

@@ -107,7 +107,7 @@ class Followed:
         woken: whether the verdict's error was raised in the rank, and has not ended a thread.
         stuck_in: the slots of the operations that the rank waited for at the verdict.
         seems_dead: whether the rank was dead at the last check, although its channel is open.
-        is_idle: whether the rank, of a session, is ready for the next call.
+        left: how a rank of a session is ready for the next call (``rank.Left``), or None.
     """
 
     rank: int
@@ -120,7 +120,7 @@ class Followed:
     woken: bool = False
     stuck_in: tuple[int, ...] = ()
     seems_dead: bool = False
-    is_idle: bool = False
+    left: Any = None
 
     @property
     def is_over(self) -> bool:
@@ -175,6 +175,7 @@ class Supervisor:
         self.caught = self.records.caught
         self._open = {followed.channel: followed for followed in self.ranks}
         self._places: dict[int, Place | None] = {}  # the places reported by ranks
+        self._stops = False  # whether ranks fail because they are stopped
         self._watcher = self._make_watcher()
         self._progress = Progress(self.size)
         self._phase = _Phase.STARTING
@@ -242,6 +243,7 @@ class Supervisor:
         self.given_up_ns = self.given_up_ns or time.monotonic_ns()
         if self.verdict is None:
             self.unfinished = list_unfinished(self.running, self.tell, self._hear_places)
+        self._stops = True
         self.stop_ranks()
 
     def stop_ranks(self) -> None:
@@ -378,7 +380,7 @@ class Supervisor:
         """Waits until all ranks of a session are ready for the next call, or dead."""
         deadline = time.monotonic() + limit_s
         while (
-            any(not one.is_idle for one in self._open.values())
+            any(one.left is None for one in self._open.values())
             and (left_s := deadline - time.monotonic()) > 0
         ):
             self._hear(left_s)
@@ -422,13 +424,14 @@ class Supervisor:
         elif what == "failed":
             self._keep_report(one, value)
         elif what == IDLE:
-            one.is_idle = True
+            one.left = value
 
     def _report_death(self, one: Followed) -> None:
         self._keep_report(one, self.rank_set.report_death(one.rank, one.output))
 
     def _keep_report(self, one: Followed, report: Report) -> None:
-        one.report = rename_files(report, name_cells(self.job.lines))
+        if not self._stops:
+            one.report = rename_files(report, name_cells(self.job.lines))
 
     def _follow(self, now: float) -> bool:
         """Updates the progress line and looks for lost ranks, at regular intervals.

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import _thread
+import contextlib
+import os
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import ringsim
 
@@ -17,6 +26,10 @@ rate = 0.5
 total: float
 model: torch.nn.Module
 optimizer: torch.optim.Optimizer
+sending: Any
+pair: Any
+mesh: Any
+sharded: Any
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +110,8 @@ def test_each_call_is_a_trace(ranks: Any) -> None:
         assert trace.results == [2, 0, 1]
         assert trace.output == ["got 2.0\n", "got 0.0\n", "got 1.0\n"]
         assert len(trace.to_pandas("messages")) == 3
-        assert not trace.explain().findings
+        assert not trace.unmatched
+        assert "not_checked" not in trace.metadata
 
 
 def test_some_ranks_run_a_call(ranks: Any) -> None:
@@ -141,3 +155,229 @@ def test_closed_sessions_refuse() -> None:
     ranks.close()
     with pytest.raises(ringsim.errors.RingError, match="the session is closed"):
         ranks.run(add)
+
+
+# -- calls that fail
+
+
+def fail_on_one() -> None:
+    if dist.get_rank() == 1:
+        raise ValueError("no such layer")
+    if dist.get_rank() == 2:
+        time.sleep(60)
+    dist.barrier()
+
+
+def meet() -> float:
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    return tensor.item()
+
+
+def refuse(ranks: Any, words: str, worker: Any) -> ringsim.errors.RingError:
+    """Checks that a call raises an error, and that the session goes on."""
+    with pytest.raises(ringsim.errors.RingError, match=words) as caught:
+        ranks.run(worker)
+    assert ranks.run(meet).results == [3] * 3
+    return caught.value
+
+
+def test_a_session_survives_a_call_that_fails(ranks: Any) -> None:
+    ranks.push(total=5)
+    error = refuse(ranks, "rank 1 of 3 raised ValueError: no such layer", fail_on_one)
+    assert "The session goes on." in str(error)
+    assert error.trace is not None
+    assert ranks.pull("total") == [5] * 3
+
+
+def test_ranks_that_wait_for_each_other_get_their_verdict(ranks: Any) -> None:
+    def wait_for_each_other() -> None:
+        dist.recv(torch.zeros(1), (dist.get_rank() + 1) % 3)
+
+    error = refuse(ranks, "deadlock: ranks 0, 1 and 2 wait", wait_for_each_other)
+    assert isinstance(error, ringsim.errors.Deadlock)
+
+
+def test_a_dead_rank_is_replaced_and_the_others_keep_their_variables(ranks: Any) -> None:
+    def die() -> None:
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+
+    ranks.push(total=5)
+    refuse(ranks, r"SIGKILL(?s:.)*rank 1 started again, without variables", die)
+    assert [ranks[0].total, ranks[2].total] == [5, 5]
+    with pytest.raises(AttributeError, match="rank 1 has no variable 'total'"):
+        _ = ranks[1].total
+
+
+def test_a_rank_that_cannot_be_stopped_is_replaced(ranks: Any) -> None:
+    def refuse_to_stop() -> None:
+        while dist.get_rank() == 2:
+            with contextlib.suppress(BaseException):
+                time.sleep(60)
+        raise ValueError("no such layer")
+
+    refuse(ranks, "ValueError(?s:.)*rank 2 started again, without variables", refuse_to_stop)
+
+
+def test_an_interrupt_stops_the_call_and_not_the_session(ranks: Any) -> None:
+    def take_long() -> None:
+        print("started", force=True)
+        if dist.get_rank() == 0:
+            dist.recv(torch.zeros(1), 1)
+        while dist.get_rank() == 1:
+            pass
+        time.sleep(60)
+
+    def interrupt() -> None:
+        nonlocal interrupted_s
+        time.sleep(0.5)
+        interrupted_s = time.monotonic()
+        _thread.interrupt_main()
+
+    interrupted_s = 0.0
+    ranks.push(total=5)
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(ringsim.errors.Interrupted, match=r"The session goes on\.") as caught:
+        ranks.run(take_long)
+    took_s = time.monotonic() - interrupted_s
+    assert took_s < 0.5 * (1 + os.getloadavg()[0])  # on a busy machine, everything takes longer
+    assert caught.value.trace.metadata["world_size"] == 3
+    assert ranks.run(meet).results == [3] * 3
+    assert ranks.pull("total") == [5] * 3
+
+
+def test_a_half_done_optimizer_step_is_told(ranks: Any) -> None:
+    class Fragile(torch.optim.SGD):
+        def step(self) -> None:  # type: ignore[override]
+            super().step()
+            dist.barrier()
+            if dist.get_rank() == 2:
+                raise ValueError("no such layer")
+
+    def step() -> None:
+        Fragile(torch.nn.Linear(1, 1).parameters()).step()
+
+    error = refuse(ranks, "an optimizer step is half done on rank 2", step)
+    assert "different numbers of optimizer steps (1 on rank 0, 1 on rank 1, 0 on rank 2)" in str(
+        error
+    )
+
+
+def test_a_program_that_destroys_its_groups_finds_them_again(ranks: Any) -> None:
+    assert ranks.run(dist.destroy_process_group).results == [None] * 3
+    assert ranks.run(meet).results == [3] * 3
+
+
+def test_a_message_may_be_received_in_a_later_call(ranks: Any) -> None:
+    def send() -> None:
+        global sending
+        if dist.get_rank() == 0:
+            sending = dist.isend(torch.tensor([4.0]), 1)
+
+    def receive() -> float | None:
+        if dist.get_rank() != 1:
+            return None
+        tensor = torch.zeros(1)
+        dist.recv(tensor, 0)
+        return tensor.item()
+
+    ranks.run(send)
+    assert ranks.run(receive).results == [None, 4, None]
+
+
+# -- what was built on the groups of a failed call
+
+
+def test_a_model_of_ddp_names_how_it_is_built_again(ranks: Any) -> None:
+    def build() -> None:
+        global model
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+
+    def fail_before_backward() -> None:
+        loss = model(torch.ones(2, 4)).sum()
+        if dist.get_rank() == 1:
+            raise ValueError("no such layer")
+        loss.backward()
+
+    def step() -> float:
+        model(torch.ones(2, 4) * dist.get_rank()).sum().backward()
+        return float(next(model.parameters()).grad.sum())
+
+    def build_again() -> None:
+        global model
+        model = torch.nn.parallel.DistributedDataParallel(model.module)
+        model.zero_grad()
+
+    ranks.run(build)
+    refuse(ranks, "ValueError: no such layer", fail_before_backward)
+    refuse(ranks, r"Make it again: model = DistributedDataParallel\(model.module\)", step)
+    ranks.run(build_again)
+    assert ranks.run(step).results == [8] * 3
+
+
+def test_own_groups_and_device_meshes_name_how_they_are_made_again(ranks: Any) -> None:
+    def build() -> None:
+        global pair, mesh
+        pair = dist.new_group([0, 2])
+        mesh = init_device_mesh("cpu", (3,))
+
+    def use_pair() -> float:
+        tensor = torch.ones(1)
+        if dist.get_rank() == 0:
+            dist.send(tensor * 4, 2, group=pair)
+        if dist.get_rank() == 2:
+            dist.recv(tensor, 0, group=pair)
+        return tensor.item()
+
+    def reduce_on_pair() -> None:
+        if dist.get_rank() != 1:
+            dist.all_reduce(torch.ones(1), group=pair)
+
+    def use_mesh() -> float:
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor, group=mesh.get_group())
+        return tensor.item()
+
+    def gather() -> float:
+        return float(distribute_tensor(torch.ones(6), mesh, [Shard(0)]).full_tensor().sum())
+
+    ranks.run(build)
+    assert ranks.run(gather).results == [6] * 3
+    refuse(ranks, "ValueError: no such layer", fail_on_one)
+    for worker in use_pair, reduce_on_pair:
+        refuse(ranks, r"this process group ended .* Make it again: dist.new_group", worker)
+    for worker in use_mesh, gather:
+        refuse(ranks, r"device mesh that ended .* Make it again: init_device_mesh", worker)
+    ranks.run(build)
+    assert ranks.run(use_pair).results == [1, 1, 4]
+    assert ranks.run(use_mesh).results == [3] * 3
+    assert ranks.run(gather).results == [6] * 3
+
+
+def test_a_module_of_fsdp_names_how_it_is_made_again(ranks: Any) -> None:
+    def build() -> None:
+        global sharded
+        sharded = torch.nn.Linear(6, 6)
+        fully_shard(sharded)
+
+    def step() -> float:
+        loss = sharded(torch.ones(2, 6)).sum()
+        loss.backward()
+        return float(loss.detach())
+
+    def build_again() -> None:
+        global sharded
+        ended = sharded
+        build()
+        for new, old in zip(sharded.parameters(), ended.parameters(), strict=True):
+            new.detach().to_local().copy_(old.detach().to_local())
+
+    ranks.run(build)
+    before = ranks.run(step).results
+    refuse(ranks, "ValueError: no such layer", fail_on_one)
+    refuse(ranks, r"this process group ended .* or fully_shard\(...\) for FSDP", step)
+    ranks.push(build=build)
+    ranks.run(build_again)
+    assert ranks.run(step).results == before
