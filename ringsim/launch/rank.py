@@ -266,6 +266,7 @@ class _Calls:
         The later calls of a session find the rank as the earlier ones left it.
         """
         _name_process(f"ringsim-rank{config.rank}")
+        recorder.world = job.epoch
         show_lines(job.lines)
         if not self._has_entered:
             self._has_entered = True
