@@ -483,3 +483,22 @@ def test_a_session_in_a_script_leaves_nothing(how: str, tmp_path: Path) -> None:
     assert (calls, again) == ("2", "2")
     while any(files.iterdir()) or not (gone(int(first)) and gone(int(second))):
         time.sleep(0.01)
+
+
+def test_a_session_without_a_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    def die() -> None:
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+
+    monkeypatch.setattr("ringsim.launch.ranks.has_fork_server", lambda: False)
+    with ringsim.session(world_size=2) as ranks:
+        ranks.push(total=5)
+        with pytest.raises(ringsim.errors.RankFailed, match="ValueError: no such layer"):
+            ranks.run(fail_on_one)
+        assert ranks.run(meet).results == [2] * 2
+        assert ranks.pull("total") == [5] * 2
+        with pytest.raises(ringsim.errors.RankFailed, match="rank 1 started again"):
+            ranks.run(die)
+        assert ranks.run(meet).results == [2] * 2
+        assert ranks[0].total == 5
