@@ -24,23 +24,6 @@ from ringsim.errors import ArgumentError, is_number, say
 from ringsim.state import get_state
 from ringsim.traces.spans import span
 
-__all__ = [
-    "COMPUTE",
-    "PROCESSOR",
-    "Clock",
-    "CostTable",
-    "FlopCosts",
-    "Flops",
-    "PostingCosts",
-    "Work",
-    "charge",
-    "check_costs",
-    "compute",
-    "read_label",
-    "stretch",
-    "stretched",
-]
-
 COMPUTE: Final = "compute "  # prefix of the span's name, before the seconds
 # prefix of a mark's name, before the seconds of the process and of its main thread
 PROCESSOR: Final = "processor time "

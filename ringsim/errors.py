@@ -117,10 +117,8 @@ class RingError(_Explained, Exception):
 class RankFailed(RingError, RuntimeError):
     """A rank raised an exception, or its process died; ``rank`` is the first rank that failed."""
 
-    def __init__(
-        self, message: str, *, rank: int = -1, trace: Any = None, diagnosis: Any = None
-    ) -> None:
-        super().__init__(message, trace=trace, diagnosis=diagnosis)
+    def __init__(self, message: str, *, rank: int = -1, **of_a_run: Any) -> None:
+        super().__init__(message, **of_a_run)
         self.rank = rank
 
 

@@ -13,8 +13,6 @@ from importlib import metadata as packages
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["__version__", "footer", "machine", "measured_run", "note_doubts", "versions"]
-
 __version__ = "0.3.0"  # pyproject.toml reads it from here
 
 
@@ -90,6 +88,41 @@ def note_doubts(doubts: Iterable[str]) -> list[str]:
     return [_DOUBTFUL + doubt for doubt in doubts]
 
 
+def describe_replay(metadata: Mapping[str, Any]) -> str:
+    """Returns the error of a predicted trace's replay in words, or "" for other traces.
+
+    Args:
+        metadata: the metadata of a trace.
+
+    Example:
+        >>> describe_replay({"source": "predicted", "replay_error": -0.03})
+        'the replay itself is 3 % off'
+    """
+    error = metadata.get("replay_error")
+    if metadata.get("source") != "predicted" or not isinstance(error, float):
+        return ""
+    return name_error(error)
+
+
+def name_error(error: float) -> str:
+    """Returns the error of a replay in words.
+
+    Args:
+        error: the error, as a share of the run's duration.
+    """
+    return f"the replay itself is {percent_text(error)} off"
+
+
+def percent_text(share: float) -> str:
+    """Formats the size of a share in percent.
+
+    Example:
+        >>> percent_text(-0.126), percent_text(0.001)
+        ('13 %', 'less than 1 %')
+    """
+    return f"{100 * abs(share):.0f} %" if abs(share) >= 0.005 else "less than 1 %"
+
+
 def footer(metadata: Mapping[str, Any]) -> str:
     """Returns the line printed below a picture: the source, machine, backend, version and date.
 
@@ -129,10 +162,8 @@ def footer(metadata: Mapping[str, Any]) -> str:
     ]
     details = ", ".join(str(part) for part in parts if part)
     begin = ("part of a run, " if "part" in metadata else "") + str(source or "origin unknown")
-    error = metadata.get("replay_error")
-    if source == "predicted" and isinstance(error, float):
-        share = f"{abs(error):.0%}" if abs(error) >= 0.005 else "less than 1%"
-        begin += f" (the replay itself is {share} off) from a run".replace("%", " %")
+    if error := describe_replay(metadata):
+        begin += f" ({error}) from a run"
     if any(str(note).startswith(_DOUBTFUL) for note in metadata.get("notes") or ()):
         begin += ", from doubtful constants"
     if not details:

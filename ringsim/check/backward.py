@@ -21,8 +21,6 @@ from ringsim.traces.value import Trace
 if TYPE_CHECKING:
     from ringsim.pipeline.reports import GradientRow
 
-__all__ = ["gradients"]
-
 _RAISED_HINT: Final = (
     "If a value is None here, it is probably x.grad: call x.requires_grad_() before the forward "
     "pass, and pass that same x to the stage, not a copy. The first stage receives no activation "

@@ -15,8 +15,6 @@ from ringsim.traces.run_parts import join_events
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 
-__all__ = ["diagnose"]
-
 _SIGNS: Final = {
     "deadlock": (
         "if it were, ranks would wait for each other in a cycle, so that no wait could end before "

@@ -26,8 +26,6 @@ from ringsim.traces.value import Trace
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ring_all_reduce", "timed_op"]
-
 Complaint = tuple[str, str]  # a reason, to follow "On rank 0 of 3, ", and a hint
 _NAMES: Final = ("sum_up", "share_gradients", "agree", "merge", "add_over_ranks", "join_parts")
 _WRAPS_HINT: Final = (

@@ -12,8 +12,6 @@ from typing import Any, Final
 
 from ringsim.errors import ArgumentError
 
-__all__ = ["EDITIONS", "make_edition", "tags_of"]
-
 EDITIONS: Final = ("student", "instructor", "slides")
 _ANSWER: Final = re.compile(
     r"\s*(<details><summary>(?!Hint).*?</details>|A solution is in the collapsed cell below\..*)",

@@ -15,8 +15,6 @@ from ringsim.traces.events import RECV, SEND, Ints
 from ringsim.traces.units import bytes_text
 from ringsim.traces.value import Trace
 
-__all__ = ["alphabeta"]
-
 TOLERANCE: Final = 0.3
 SIZES: Final = (8, 1024, 16 * 1024, 128 * 1024, 1024**2, 4 * 1024**2)
 LINKS: Final = 5

@@ -19,8 +19,6 @@ from ringsim.check.examination import (
 from ringsim.traces.spans import mark
 from ringsim.traces.value import Trace
 
-__all__ = ["hello"]
-
 SPAN_NAME: Final = "share"
 _READ: Final = "a number is taken"
 _WHOLE_HINT: Final = (

@@ -23,8 +23,6 @@ from ringsim.schedules.generation import can_finish, plan_jobs, plan_steps, stea
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 
-__all__ = ["inner_iterations", "token_ring"]
-
 NUM_TOKENS: Final = 4
 VOCABULARY: Final = 1_000_003
 _COUNT_HINT: Final = (

@@ -19,8 +19,6 @@ from ringsim.check.examination import (
 from ringsim.traces.events import OP_CODES, Payload, Tables, make_events
 from ringsim.traces.value import Trace
 
-__all__ = ["slow_link"]
-
 RUNS: Final = 6
 ALPHA_NS: Final = 50_000  # latency on any link
 NS_PER_BYTE: Final = 1.0  # on a good link

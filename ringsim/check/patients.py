@@ -14,8 +14,6 @@ from ringsim.faults import Injection, Jitter, Slow
 from ringsim.link import Link
 from ringsim.traces.value import Trace
 
-__all__ = ["FAULTS", "Case", "draw", "patient"]
-
 _WIDTH: Final = 128
 _FORWARD_S: Final = 0.004
 _UP: Final = 100  # added to the tags of gradients

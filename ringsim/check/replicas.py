@@ -20,8 +20,6 @@ from ringsim.traces.events import COLLECTIVE, OP_CODES, OP_NAMES, RECV, SEND
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 
-__all__ = ["average_gradients"]
-
 SIZES: Final = ((2, 2), (1, 3), (3, 2))  # stages and replicas
 SHAPES: Final[tuple[tuple[int, ...], ...]] = ((3, 4), (4,), (), (2, 1, 5))
 NUMBERS: Final = sum(math.prod(shape) for shape in SHAPES)

@@ -23,8 +23,6 @@ from ringsim.traces.events import make_events
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 
-__all__ = ["pair_groups", "ring"]
-
 Pairs = list[tuple[int, int]]
 _SENT: Final = ("token", " to its successor")
 _RECEIVED: Final = ("token", " from its predecessor")

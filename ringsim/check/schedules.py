@@ -25,8 +25,6 @@ from ringsim.schedules.schedule import Schedule, parse_action
 from ringsim.simulator.schedules import simulate_schedule
 from ringsim.traces.units import count
 
-__all__ = ["fast_schedule", "fewest_microbatches", "schedule"]
-
 Size = tuple[int, int]  # ranks and microbatches
 MOST_RANKS: Final = 4  # in pictures
 _LISTS_HINT: Final = (

@@ -24,8 +24,6 @@ from ringsim.traces.events import COLLECTIVE, OP_NAMES, SEND
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 
-__all__ = ["no_deadlock"]
-
 WAYS: Final = {
     "order": ("send", "recv"),
     "isend": ("isend", "irecv", "send", "recv"),

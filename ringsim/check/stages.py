@@ -25,8 +25,6 @@ from ringsim.traces.events import SEND
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 
-__all__ = ["hand_over", "partition"]
-
 Cut = list[list[int]]  # for each stage, its layers
 _ENTRIES_HINT: Final = (
     "Return a list with one entry per stage, even for a stage without layers: range(3, 3) is an "

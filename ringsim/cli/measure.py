@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Final
 import ringsim
 from ringsim.cli.verb import (
     Verbs,
+    add_flag,
     add_json,
+    add_ranks,
     add_verb,
     check_ending,
     list_rows,
@@ -37,9 +39,7 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
         "ringsim bandwidth -n 2 --sizes 8,4K,1M --limit 20 -o links.png -o links.json",
         run,
     )
-    parser.add_argument(
-        "-n", "--ranks", type=int, help="number of ranks (default: 2, or all under torchrun)"
-    )
+    add_ranks(parser, "number of ranks (default: 2, or all under torchrun)")
     parser.add_argument(
         "--sizes",
         type=_sizes,
@@ -64,11 +64,7 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
         default="cpu",
         help="cpu for Gloo, gpu for NCCL (default: cpu)",
     )
-    parser.add_argument(
-        "--no-ceilings",
-        action="store_true",
-        help="do not measure raw TCP and memory copies",
-    )
+    add_flag(parser, "do not measure raw TCP and memory copies", "--no-ceilings")
     parser.add_argument(
         "--limit",
         type=float,

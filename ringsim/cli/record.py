@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING
 import ringsim
 from ringsim.cli.verb import (
     Verbs,
+    add_flag,
+    add_module,
     add_out,
+    add_ranks,
+    add_rest,
     add_verb,
     keep_what_was_recorded,
     save_trace,
@@ -39,25 +43,16 @@ def add_trace(verbs: Verbs[argparse.ArgumentParser]) -> None:
     )
     add_rank_options(parser)
     add_out(parser, "FILE", "trace file to write (default: SCRIPT.ringtrace)")
-    parser.add_argument(
-        "-f",
-        "--force",
-        action="store_true",
-        help="overwrite an existing trace file (default: use the next free name)",
-    )
-    parser.add_argument(
-        "--source",
-        action="store_true",
-        help="also save the source code of your files, which the page of the trace then shows",
-    )
+    words = "overwrite an existing trace file (default: use the next free name)"
+    add_flag(parser, words, "-f", "--force")
+    words = "also save the source code of your files, which the page of the trace then shows"
+    add_flag(parser, words, "--source")
     parser.add_argument(
         "script",
         metavar="SCRIPT",
         help="script (or module, with -m), followed by its arguments",
     )
-    parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS
-    )
+    add_rest(parser)
 
 
 def add_merge(verbs: Verbs[argparse.ArgumentParser]) -> None:
@@ -83,16 +78,11 @@ def run_merge(options: argparse.Namespace) -> int:
 
 def add_rank_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options for the ranks on which a script runs."""
-    parser.add_argument(
-        "-n",
-        "--ranks",
-        type=int,
-        help="number of ranks (default: 2, or as many as the script, torchrun, srun or mpirun "
-        "starts)",
+    add_ranks(
+        parser,
+        "number of ranks (default: 2, or as many as the script, torchrun, srun or mpirun starts)",
     )
-    parser.add_argument(
-        "-m", "--module", action="store_true", help="run SCRIPT as a module, like python -m"
-    )
+    add_module(parser)
     parser.add_argument(
         "--device",
         choices=("cpu", "gpu"),

@@ -16,8 +16,6 @@ import torch.distributed as dist
 from ringsim.errors import ArgumentError
 from ringsim.state import change_state, get_state
 
-__all__ = ["GROUP", "TORCH", "CurrentBackend", "current_backend", "set_backend"]
-
 GROUP: Final = "ringsim.backends"  # the group of the entry points
 TORCH: Final = "torch"  # torch's own choice
 _MIGRATION: Final = (

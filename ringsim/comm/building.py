@@ -20,8 +20,6 @@ from ringsim.comm.calls import Call, Tensors, for_receiving, for_sending
 from ringsim.comm.handles import Handle
 from ringsim.comm.reductions import check_reduction, reduce_parts
 
-__all__ = ["FALLBACK_TAG", "build", "warn_once"]
-
 FALLBACK_TAG: Final = 31_717  # below 2**15, which every MPI can carry
 _LIBRARIES: Final = (
     os.path.dirname(os.path.dirname(__file__)) + os.sep,

@@ -42,30 +42,6 @@ from ringsim.errors import Refused
 from ringsim.traces.collectives import COLLECTIVES, Collective
 from ringsim.traces.events import NONE, OP_CODES
 
-__all__ = [
-    "METHODS",
-    "READINGS",
-    "Call",
-    "GroupMembers",
-    "Members",
-    "Reading",
-    "check_dense",
-    "describe",
-    "find_reduction",
-    "find_root",
-    "find_tensors",
-    "find_unfit",
-    "for_receiving",
-    "for_sending",
-    "has_gaps",
-    "is_plain",
-    "make_signature",
-    "name_function",
-    "name_of_reduction",
-    "read_call",
-]
-
-
 # -- the members
 
 

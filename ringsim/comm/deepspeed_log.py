@@ -18,8 +18,6 @@ from typing import Any, Final
 from ringsim.comm.log_table import LogRow, LogTable
 from ringsim.traces.units import BYTE_UNITS
 
-__all__ = ["describe", "write_line", "write_table"]
-
 Cells = dict[str, dict[int, dict[str, Any]]]  # by name and size in bytes
 
 _WIDTH: Final = 20

@@ -41,8 +41,6 @@ from ringsim.traces.events import ERROR, NONE, OK
 from ringsim.traces.frames import current_frames
 from ringsim.traces.recorder import Recorder
 
-__all__ = ["Dispatcher", "Issued", "LateWaits", "get_dispatcher"]
-
 # torch's shortest limit; a call into C++ that does not wait has returned by then
 RETURN_S: Final = 0.001
 LOOK_S: Final = 0.003  # the time between checks of whether a call that waits has returned

@@ -30,8 +30,6 @@ from ringsim.comm.numbering import name_and_ranks
 from ringsim.comm.python_group import PythonGroup
 from ringsim.state import get_state, is_plain, process
 
-__all__ = ["FUNCTIONS", "MANAGING", "QUESTIONS", "P2POp", "make_function"]
-
 _MODULE: Final = "ringsim.comm"  # the module that exports the functions
 # Torch raises this before it sends anything: "Backend gloo does not support gather_single" (2.15).
 _REFUSAL: Final = re.compile(r"Backend \S+ does not support \w+")

@@ -28,8 +28,6 @@ from ringsim.traces.events import DESTROYED, ERROR, MADE_ANEW, NONE, OP_CODES, G
 from ringsim.traces.parts import PartReader
 from ringsim.traces.recorder import Recorder
 
-__all__ = ["GROUPS", "own_limit", "record_end_of_groups", "record_new_groups"]
-
 GROUPS: Final = "groups of the world"
 _LOCAL: Final = 4  # the position of the argument use_local_synchronization after ranks
 _SHORT: Final = timedelta(seconds=30)

@@ -40,8 +40,6 @@ from ringsim.comm.torch_private import HAS_MPI, MAKE_GROUP
 from ringsim.environment import HERE, address_towards
 from ringsim.errors import ArgumentError, RingError
 
-__all__ = ["check_place", "import_mpi", "register", "start_mpi", "watch_exit"]
-
 _CODE: Final[Any] = vars(SystemExit)["code"]
 
 

@@ -24,8 +24,6 @@ from ringsim.comm.reductions import check_reduction, find_refusal, reduce_parts
 from ringsim.errors import ArgumentError
 from ringsim.traces.events import NONE
 
-__all__ = ["Started", "as_bytes", "as_mpi", "start"]
-
 # The names of MPI's types and operations, which must not be looked up before MPI is needed.
 _TYPES: Final = {
     torch.float32: "FLOAT",

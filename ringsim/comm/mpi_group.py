@@ -25,8 +25,6 @@ from ringsim.comm.mpi_collectives import Started, as_bytes, as_mpi, start
 from ringsim.comm.python_group import DEFAULT_TIMEOUT
 from ringsim.errors import ArgumentError, MessageMismatch, RingError, RunTimeout
 
-__all__ = ["LEAVE_S", "MpiGroup", "MpiJob", "MpiWork"]
-
 # tests of a request with only a yield in between, before sleeping
 _YIELDS: Final = 200
 _ASK: Final = 256  # tests between two checks of whether the wait can still end

@@ -26,8 +26,6 @@ from ringsim.comm.torch_private import is_unused
 from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, OP_KINDS
 from ringsim.traces.recorder import Recorder
 
-__all__ = ["COLLECTIVE_NAMES", "RECV_NAMES", "SEND_NAMES", "Names", "name_and_ranks"]
-
 # The functions of torch.distributed that call ProcessGroup.send and .recv, and their operations in
 # the trace.
 SEND_NAMES: Final = {

@@ -27,8 +27,6 @@ from ringsim.comm.torch_private import is_message
 from ringsim.state import OUR_THREADS
 from ringsim.traces.sites import CallSites
 
-__all__ = ["make_is_completed"]
-
 _WARN_S: Final = 1.0
 _THREADS_S: Final = 3.0  # the time for another thread to begin its wait
 _RULE: Final = "with Gloo, a message's is_completed() becomes true only in wait()"

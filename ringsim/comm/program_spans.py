@@ -23,8 +23,6 @@ from ringsim.traces.recorder import Recorder
 from ringsim.traces.spans import span, stage_and_microbatch
 from ringsim.traces.steps import STEP
 
-__all__ = ["find_pipelining", "make_replacements", "make_stage_replacements"]
-
 # ringsim's names for schedules, so that their bubbles are compared with closed forms; other
 # schedules are named after their class.
 _SCHEDULES: Final = {

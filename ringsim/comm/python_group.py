@@ -20,8 +20,6 @@ from torch.distributed import ProcessGroup, Work
 
 from ringsim.comm.torch_private import is_registered
 
-__all__ = ["DEFAULT_TIMEOUT", "PythonGroup"]
-
 DEFAULT_TIMEOUT: Final = timedelta(minutes=30)  # torch's
 
 

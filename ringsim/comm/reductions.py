@@ -15,8 +15,6 @@ from torch.distributed import ReduceOp
 from ringsim.comm.calls import name_of_reduction
 from ringsim.errors import ArgumentError
 
-__all__ = ["check_reduction", "find_refusal", "reduce_parts"]
-
 _STEPS: Final[dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = {
     "SUM": torch.add,
     "AVG": torch.add,

@@ -60,7 +60,7 @@ from ringsim.traces.events import (
     MARK,
     NONE,
     OK,
-    OPS,
+    OP_KINDS,
     Group,
     Payload,
     Tables,
@@ -70,8 +70,6 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from ringsim.traces.value import Trace
-
-__all__ = ["read_chrome", "read_profiler", "to_chrome", "to_ns"]
 
 
 def to_chrome(trace: Trace, path: str | PathLike[str]) -> None:
@@ -135,7 +133,7 @@ def _events(trace: Trace) -> Iterator[dict[str, Any]]:
 
 
 def _slice(one: Slice, place: dict[str, int], tables: Tables) -> Iterator[dict[str, Any]]:
-    kind = OPS[one.row.op][1]
+    kind = OP_KINDS[one.row.op]
     event = {
         **place,
         "name": make_name(one.row, tables),

@@ -41,8 +41,6 @@ from ringsim.traces.value import Trace
 if TYPE_CHECKING:
     from os import PathLike
 
-__all__ = ["read_flight_recorder"]
-
 _DTYPES: Final = {
     "Float": "float32",
     "Double": "float64",

@@ -18,14 +18,6 @@ from ringsim.traces.documents import read_file, reading
 if TYPE_CHECKING:
     from os import PathLike
 
-__all__ = [
-    "count_item_bytes",
-    "importing",
-    "list_files",
-    "name_missing",
-    "read_bytes",
-]
-
 MAX_BYTES: Final = 2**30  # the size of one file, unpacked
 # A trace of very regular steps compresses to a thirtieth of its size, repeated zeros to a
 # thousandth. A small file that unpacks to gigabytes was made to fill the reader's memory.

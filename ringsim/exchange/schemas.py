@@ -16,8 +16,6 @@ from typing import Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-__all__ = ["perfetto_messages", "plain_text"]
-
 # Each field reads "number name type", with a star if it repeats.
 _MESSAGES: Final = {
     "Trace": ("1 packet TracePacket*",),

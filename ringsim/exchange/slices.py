@@ -34,7 +34,8 @@ from ringsim.traces.events import (
     MARK,
     NONE,
     OK,
-    OPS,
+    OP_KINDS,
+    OP_NAMES,
     RECV,
     SEND,
     SPAN,
@@ -237,7 +238,7 @@ def list_rows(events: Events) -> list[Row]:
 
 def make_name(row: Row, tables: Tables) -> str:
     """Returns the name that viewers display for an event, such as "isend to 1"."""
-    name, kind = OPS[row.op]
+    name, kind = OP_NAMES[row.op], OP_KINDS[row.op]
     if kind in (SPAN, MARK):
         return tables.labels[row.label] if row.label != NONE else name
     if kind not in (SEND, RECV):

@@ -22,8 +22,6 @@ from ringsim.compute_costs import PROCESSOR, compute
 from ringsim.errors import ArgumentError
 from ringsim.traces.spans import mark
 
-__all__ = ["calibration_worker"]
-
 _COMPUTED_S: Final = (0.001, 0.003)
 _MARKED: Final = 5  # ping-pongs between two marks
 _FLOAT_BYTES: Final = 4

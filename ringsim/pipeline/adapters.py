@@ -31,20 +31,6 @@ from torch import Tensor, nn
 from ringsim.errors import ArgumentError
 from ringsim.pipeline.transformer import KeyValueCache, SmallTransformer, causal_mask
 
-__all__ = [
-    "Adapter",
-    "Announced",
-    "BertAdapter",
-    "GPT2Adapter",
-    "GPTNeoXAdapter",
-    "GemmaAdapter",
-    "LlamaAdapter",
-    "OPTAdapter",
-    "SequentialAdapter",
-    "SmallTransformerAdapter",
-    "adapter_of",
-]
-
 
 @dataclass(frozen=True)
 class Announced:

@@ -47,8 +47,6 @@ from ringsim.state import get_state
 from ringsim.traces.spans import span
 from ringsim.traces.steps import KINDS, STEP
 
-__all__ = ["Executor", "StageRun", "rehearse"]
-
 _SPANS: Final = {kind: name for name, kind in KINDS.items()}
 
 

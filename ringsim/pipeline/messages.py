@@ -48,26 +48,6 @@ from ringsim.ring import Ring, current_ring, destroy_distributed, initialize_dis
 from ringsim.ring.printing import restore_output
 from ringsim.state import get_state
 
-__all__ = [
-    "ANSWER_TAG",
-    "HEADER_SIZE",
-    "HEADER_TAG",
-    "MAX_DIMS",
-    "PAYLOAD_TAG",
-    "SHARED_TAG",
-    "BufferSpec",
-    "Header",
-    "Route",
-    "Transfer",
-    "find_ring",
-    "find_routes",
-    "place_in",
-    "recv_activation",
-    "recv_gradient",
-    "send_activation",
-    "send_gradient",
-]
-
 MAX_DIMS: Final = 8
 HEADER_SIZE: Final = 8 + MAX_DIMS  # numbers of 8 bytes
 _MAGIC: Final = 0x52494E47  # "RING"

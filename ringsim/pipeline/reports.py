@@ -49,22 +49,6 @@ from ringsim.pipeline.stage import (
 )
 from ringsim.pipeline.training import Loss, check_microbatches, cross_entropy
 
-__all__ = [
-    "Boundary",
-    "GradientReport",
-    "GradientRow",
-    "LossComparison",
-    "Reference",
-    "boundary_shapes",
-    "check_gradient_flow",
-    "check_single_rank",
-    "compare_gradients",
-    "compare_losses",
-    "gradient_report",
-    "single_process_step",
-    "tolerance_of",
-]
-
 
 class Reference(NamedTuple):
     """The loss and the gradients of a step in a single process.

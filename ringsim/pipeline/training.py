@@ -58,16 +58,6 @@ from ringsim.schedules.lowering import lower, lower_in_step
 from ringsim.schedules.schedule import Schedule
 from ringsim.traces.units import count
 
-__all__ = [
-    "check_microbatches",
-    "cross_entropy",
-    "eval_step_pipeline",
-    "pipeline_state_dict",
-    "train_step_pipeline",
-    "train_step_pipeline_afab",
-    "weighted_loss",
-]
-
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 

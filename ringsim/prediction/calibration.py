@@ -37,8 +37,6 @@ from ringsim.traces.value import Trace, check_trace
 if TYPE_CHECKING:
     from ringsim.compute_costs import Work
 
-__all__ = ["Calibration", "Moment", "calibrate", "list_moments", "median_costs"]
-
 LEAST_MESSAGES: Final = 3  # of one size, and observed from beginning to end
 # on an idle machine, the 10th and the 90th percentile of overshoots differ by at most this much
 WIDEST_SLEEP_S: Final = 1e-3

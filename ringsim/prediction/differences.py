@@ -32,8 +32,6 @@ from ringsim.traces.value import Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["PROGRAM", "Differences", "differ", "name_operations", "pair"]
-
 PROGRAM: Final = "(program)"  # a rank's time outside spans and waits
 _COMPUTE: Final = "compute"
 _SPAN_OF_COMPUTE: Final = len(OP_NAMES)  # the number of this name

@@ -29,8 +29,6 @@ from ringsim.traces.events import COLLECTIVE, MARK, NONE, OK, OP_NAMES, RECV, SE
 from ringsim.traces.matching import number_rows
 from ringsim.traces.value import Trace
 
-__all__ = ["STALLED_S", "find_gloo_costs", "find_marks"]
-
 STALLED_S: Final = 1e-3  # a delay of this length is no coincidence
 LEAST_EXPOSED: Final = 50  # the fewest messages that show the share that stalls
 QUICK: Final = 0.25  # the quantile of the intervals that counts

@@ -43,8 +43,6 @@ from ringsim.traces.events import NONE, OP_CODES, OP_NAMES, SPAN, Events, Ints
 from ringsim.traces.matching import CollectiveCalls, number_rows
 from ringsim.traces.value import Trace
 
-__all__ = ["Edits", "Order"]
-
 _POST, _WAIT, _DONE = range(3)  # the kinds of moments
 _SEND: Final = OP_CODES["send"]
 

@@ -34,8 +34,6 @@ from ringsim.traces.steps import StageActions, count_steps, find_step, in_step
 from ringsim.traces.units import time_text
 from ringsim.traces.value import Trace, check_trace
 
-__all__ = ["predict", "scale"]
-
 
 @overload
 def predict(

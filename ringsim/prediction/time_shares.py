@@ -28,8 +28,6 @@ from ringsim.traces.value import Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["PARTS", "PartsTable", "share_out"]
-
 PARTS: Final = ("first use", "posting", "waiting", "transfer", "computing", "program")
 _FIRST_USE, _POSTING, _WAITING, _TRANSFER, _COMPUTING, _PROGRAM = range(len(PARTS))
 

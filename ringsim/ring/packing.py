@@ -22,8 +22,6 @@ import cloudpickle
 from ringsim.errors import ArgumentError, check_call
 from ringsim.traces.cells import name_cells
 
-__all__ = ["Pickler", "dumps", "pack_worker"]
-
 _LARGE_BYTES: Final = 10_000_000
 _HERE: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep
 

@@ -10,8 +10,6 @@ from typing import Final
 from ringsim.errors import ArgumentError, is_list, is_number, say
 from ringsim.schedules.schedule import Action
 
-__all__ = ["Costs", "Time"]
-
 Time = int | float | Fraction
 _NAMES: Final = {"F": "forward", "I": "input", "W": "weight", "B": "backward"}
 _LONGEST: Final = 1e100  # in any unit; the sum of a hundred million of them is still finite

@@ -42,26 +42,6 @@ from ringsim.schedules.costs import Costs, Time
 from ringsim.schedules.lowering import get_recv, lower_checked
 from ringsim.schedules.schedule import Action, Schedule
 
-__all__ = [
-    "SEMANTICS",
-    "Blocked",
-    "Compute",
-    "Delivery",
-    "Evaluation",
-    "Instruction",
-    "Receive",
-    "Run",
-    "Semantics",
-    "Send",
-    "TimedAction",
-    "TimedMessage",
-    "Wait",
-    "check_semantics",
-    "evaluate",
-    "run_programs",
-    "validate",
-]
-
 Semantics = Literal["rendezvous", "buffered"]
 SEMANTICS: Final = ("rendezvous", "buffered")
 

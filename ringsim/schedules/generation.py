@@ -52,19 +52,6 @@ from ringsim.schedules.costs import Time
 from ringsim.schedules.engine import Compute, Instruction, Receive, Run, Send, Wait, run_programs
 from ringsim.schedules.partition import by_count
 
-__all__ = [
-    "RingStep",
-    "TokenJob",
-    "can_finish",
-    "check_can_finish",
-    "count_messages",
-    "plan_batches",
-    "plan_jobs",
-    "plan_steps",
-    "steady_use",
-    "time_generation",
-]
-
 
 class TokenJob(NamedTuple):
     """One token of one batch at one stage. ``token`` 0 reads the prompts; later tokens decode."""

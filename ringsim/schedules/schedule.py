@@ -51,26 +51,6 @@ import numpy as np
 
 from ringsim.errors import ArgumentError, ScheduleError, check_integer, say
 
-__all__ = [
-    "COMPUTE_KINDS",
-    "RECV_KINDS",
-    "SEND_KINDS",
-    "Action",
-    "Order",
-    "Phase",
-    "PhasedRow",
-    "PhasedRows",
-    "Schedule",
-    "check_counts",
-    "check_size",
-    "from_csv",
-    "from_text",
-    "parse_action",
-    "phased",
-    "to_csv",
-    "to_text",
-]
-
 COMPUTE_KINDS: Final = ("F", "B", "I", "W")
 SEND_KINDS: Final = ("SEND_F", "SEND_B")
 RECV_KINDS: Final = ("RECV_F", "RECV_B")
@@ -354,7 +334,7 @@ def phased(
     name: str,
     num_microbatches: int,
     phases: Sequence[Sequence[Phase]],
-    stages: Sequence[Sequence[int]],
+    stages: Sequence[Sequence[int]] | None = None,
     num_played: int | None = None,
 ) -> Schedule:
     """Returns a schedule in which the ranks perform the given phases.
@@ -365,11 +345,12 @@ def phased(
         name: the name of the schedule.
         num_microbatches: the number of microbatches.
         phases: the phases of each rank.
-        stages: the stages of each rank, by chunk.
+        stages: the stages of each rank, by chunk, or None for one stage per rank.
         num_played: the number of microbatches for which the phases are written, if it is larger
             than ``num_microbatches``; the extra actions are cut.
     """
     rows = []
+    stages = stages or [[rank] for rank in range(len(phases))]
     for each, own in zip(phases, stages, strict=True):
         orders = tuple(Order.of_stage(stage, num_played or num_microbatches) for stage in own)
         rows.append(PhasedRow(tuple(each), orders, orders, num_microbatches))

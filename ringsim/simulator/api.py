@@ -31,8 +31,6 @@ from ringsim.topologies import Topology
 from ringsim.traces.cells import name_cells
 from ringsim.traces.value import Trace
 
-__all__ = ["simulate"]
-
 _WORLD_SIZE_MAX: Final = 1_000_000
 
 

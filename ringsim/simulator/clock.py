@@ -31,14 +31,8 @@ from ringsim.simulator.isolation import Isolated, Isolation
 from ringsim.simulator.stacks import Stack, ThreadStack
 from ringsim.traces.recorder import Recorder
 
-__all__ = ["Clock", "Due", "Ended", "Rank"]
-
 _MOST_POLLS: Final = 100_000
 _LEAST_S: Final = 1e-6  # the virtual time that one call of is_completed takes
-
-
-def _do_nothing(_reason: str) -> None:
-    pass
 
 
 class Ended(BaseException):
@@ -140,7 +134,7 @@ class Clock:
         self.cores: Cores | None = None
         self.measures = measures
         self.in_order = False
-        self.give_up: Callable[[str], None] = _do_nothing
+        self.give_up: Callable[[str], None] = lambda _: None
         self.refuse_thread: Callable[[], None] = lambda: None
         self.current = self._outside = Rank(-1, 0, self)
         self.ranks: list[Rank] = []

@@ -62,8 +62,6 @@ from ringsim.simulator.work import (
 from ringsim.traces.collectives import COLLECTIVES, make_rounds, same_collective
 from ringsim.traces.events import OP_CODES
 
-__all__ = ["Part", "meet"]
-
 _RING, _TREE = "all_reduce: ring", "all_reduce: tree"
 _UNEVEN: Final = ("all_to_all", "all_to_all_single")  # sizes may differ from rank to rank
 _Way = tuple[int, int, float]  # from and to (places in the group), and bytes
@@ -97,11 +95,6 @@ class Part(SimulatedWork):
     def describe(self) -> str:
         """Returns a description of the operation in words."""
         return f'{self.name} of group "{self.group.group_name}"'
-
-    def result(self) -> list[Tensor]:
-        """Waits for the result, and returns the tensors that hold it."""
-        self.wait()
-        return list(self.call.results)
 
     def _results(self) -> list[Tensor]:
         return list(self.call.results)

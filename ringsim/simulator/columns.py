@@ -44,17 +44,6 @@ from ringsim.schedules.schedule import (
 from ringsim.simulator.links import find_link
 from ringsim.traces.events import Ints
 
-__all__ = [
-    "FORWARD",
-    "Columns",
-    "Links",
-    "Prices",
-    "Sizes",
-    "columns_of",
-    "make_prices",
-    "spread_sizes",
-]
-
 _KINDS: Final = (*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS)
 FORWARD: Final = 0  # the index of F in COMPUTE_KINDS
 _F, _B, _I, _W, _SEND_F, _SEND_B, _RECV_F, _RECV_B = range(8)

@@ -12,8 +12,6 @@ from typing import Any, Final, NoReturn
 from ringsim.errors import RingError
 from ringsim.simulator.clock import Clock
 
-__all__ = ["RankEnvironment", "RankSignals"]
-
 _HARMLESS: Final = (  # signals that do not end a process by default
     0,
     signal.SIGCHLD,

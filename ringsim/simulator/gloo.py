@@ -41,8 +41,6 @@ from ringsim.traces.collectives import COLLECTIVES
 if TYPE_CHECKING:
     from ringsim.simulator.clock import Clock
 
-__all__ = ["GlooCollective", "GlooStep", "list_steps"]
-
 _LARGEST_BYTES: Final = 1 << 20  # the largest piece of a ring
 
 

@@ -65,19 +65,6 @@ from ringsim.topologies import GlooCosts, Hop, OneMachine, Topology
 if TYPE_CHECKING:
     from ringsim.simulator.clock import Clock
 
-__all__ = [
-    "CLOSE_S",
-    "Arrived",
-    "Links",
-    "PrivateLinks",
-    "SharedCores",
-    "SharedLinks",
-    "degraded",
-    "fair_paces",
-    "find_link",
-    "make_links",
-]
-
 Arrived = Callable[[float], None]  # called at the time of an arrival, with this time
 
 AWAKE_S: Final = 300e-6  # the cores stay awake for this long after a message

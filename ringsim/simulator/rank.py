@@ -38,8 +38,6 @@ from ringsim.simulator.work import PayloadKind, Team
 from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES, Payload
 from ringsim.traces.recorder import Post, Recorder
 
-__all__ = ["Shared", "SimulatedRank"]
-
 
 @dataclass
 class Shared:

@@ -22,6 +22,7 @@ from typing import Any, Final, NoReturn
 import torch
 
 from ringsim.comm.program_spans import find_pipelining, make_replacements, make_stage_replacements
+from ringsim.comm.torch_hooks import put
 from ringsim.compute_costs import PostingCosts
 from ringsim.diagnose.explain import explain
 from ringsim.diagnose.failure import (
@@ -66,8 +67,6 @@ from ringsim.traces.frames import current_frames
 from ringsim.traces.recorder import Recorder
 from ringsim.traces.sources import attach_sources
 from ringsim.traces.value import Trace
-
-__all__ = ["Outcome", "simulate_here"]
 
 _PORT: Final = 29_500  # a ring has a port, although no process listens on this one
 _SHOWN: Final = 4  # an error shows the lines of at most this many ranks
@@ -239,7 +238,7 @@ class _Simulation:
         self._reports: list[Report] = []
         self._stuck: frozenset[int] = frozenset()  # the ranks that had to be ended
         self._given_up_ns: int | None = None  # the time at which they were ended
-        self.give_up: Callable[[Outcome], None] = _do_nothing
+        self.give_up: Callable[[Outcome], None] = lambda _: None
         clock.give_up = self._report_wait
 
     def finish(self) -> Outcome:
@@ -276,7 +275,7 @@ class _Simulation:
         RankEnvironment(os.environ, self._clock).install()
         RankSignals(self._clock, self._die).install()
         if self._settings.record:
-            _put(make_replacements(self._recorder, lambda: None))
+            put(make_replacements(self._recorder, lambda: None))
             self._shared.on_new_kind = self._look_for_pipelining
 
         def hides() -> bool:
@@ -291,8 +290,8 @@ class _Simulation:
         """Makes torch's pipeline stages record spans if the program has imported them."""
         schedules = find_pipelining()
         if schedules is not None:
-            self._shared.on_new_kind = _nothing
-            _put(make_stage_replacements(schedules))
+            self._shared.on_new_kind = lambda: None
+            put(make_stage_replacements(schedules))
 
     def _make_rank(self, number: int) -> SimulatedRank:
         settings = self._settings
@@ -585,16 +584,3 @@ def _pack_result(result: Any, rank: SimulatedRank) -> bytes:
         return dumps(result)
     except Exception as error:
         raise TypeError(describe_unpicklable(result, error, rank.here())) from None
-
-
-def _do_nothing(_: Any) -> None:
-    pass
-
-
-def _nothing() -> None:
-    pass
-
-
-def _put(replacements: Mapping[Any, Any]) -> None:
-    for (owner, name), function in replacements.items():
-        setattr(owner, name, function)

@@ -21,8 +21,6 @@ import torch
 from ringsim.comm.torch_private import has_modes, has_saved_tensor_hooks, in_backward
 from ringsim.errors import RingError
 
-__all__ = ["STACKS", "GreenletStack", "Stack", "ThreadStack"]
-
 
 class ThreadStack:
     """A stack on its own thread, which waits for a lock.

@@ -18,8 +18,6 @@ from ringsim.traces.events import NONE, OP_CODES, Group, Ints, Payload, Tables, 
 from ringsim.traces.steps import KINDS, STEP
 from ringsim.traces.value import Trace
 
-__all__ = ["check_between", "make_trace"]
-
 _WORLD: Final = "world"
 _NS: Final = 1e9
 MOST_EVENTS: Final = 20_000_000  # the most events in a trace; they take two gigabytes

@@ -17,8 +17,6 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from ringsim.simulator.clock import Clock
 
-__all__ = ["let_stores_give_way"]
-
 _WAITING: Final = ("get", "multi_get", "wait")
 _AT_ONCE: Final = timedelta(milliseconds=1)  # 0 means no limit
 _WRITING: Final = ("add", "append", "compare_set", "multi_set", "set")

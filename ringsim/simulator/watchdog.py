@@ -25,8 +25,6 @@ from ringsim.simulator.clock import Clock, Rank
 from ringsim.state import OUR_THREADS
 from ringsim.traces.frames import current_frames
 
-__all__ = ["watch"]
-
 _LOOK_S: Final = 0.5
 _ASLEEP_S: Final = 4.0
 _OF_TORCH: Final = os.path.dirname(torch.__file__) + os.sep

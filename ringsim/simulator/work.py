@@ -21,16 +21,6 @@ from ringsim.simulator.clock import Clock, Rank
 from ringsim.traces.events import ERROR, NONE, OK, Payload
 from ringsim.traces.recorder import Recorder
 
-__all__ = [
-    "NEVER",
-    "PayloadKind",
-    "SimulatedWork",
-    "Team",
-    "check_storage",
-    "copy_tensor",
-    "describe_payload",
-]
-
 NEVER: Final = math.inf
 
 
@@ -298,7 +288,8 @@ class SimulatedWork(Work):
 
     def result(self) -> list[torch.Tensor]:
         """Waits for the result, and returns the tensors that hold it."""
-        raise NotImplementedError
+        self.wait()
+        return self._results()
 
     # -- its future
 

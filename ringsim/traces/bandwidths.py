@@ -78,8 +78,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-__all__ = ["CEILINGS", "COLUMNS", "Bandwidths", "Regime", "find_regimes", "load", "make_bandwidths"]
-
 FORMAT: Final = 1
 MAX_FILE_BYTES: Final = 64 * 2**20
 ONE_GPU: Final = "sockets, one GPU"  # the path between two ranks that share a GPU

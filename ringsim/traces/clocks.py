@@ -31,21 +31,6 @@ import numpy as np
 from ringsim.traces.documents import are_all
 from ringsim.traces.events import NONE, Events, Ints
 
-__all__ = [
-    "RunClock",
-    "align",
-    "align_run",
-    "are_clocks",
-    "count_from",
-    "find_clocks",
-    "find_start",
-    "list_clocks",
-    "reference_ns",
-    "shift_ns",
-    "unalign",
-    "uncertainty_ns",
-]
-
 DRIFT_PPM: Final = 100.0  # two quartz crystals of 50 ppm each
 WANDER_PPM: Final = 1.0  # a crystal whose temperature changes by a few degrees
 # comparisons closer than this are combined, because a difference in speed would not show

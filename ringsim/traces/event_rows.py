@@ -21,8 +21,6 @@ from ringsim.traces.events import (
 from ringsim.traces.files import check_run
 from ringsim.traces.value import Trace
 
-__all__ = ["EventRows", "whole_rows"]
-
 _NAMED: Final = ("group", "payload", "label", "file")  # in the order of Tables
 _DEFAULTS: Final = dict.fromkeys(COLUMN_DTYPES, NONE) | {"thread": 0, "status": OK}
 

@@ -47,38 +47,38 @@ ANY_SOURCE: Final = -2  # the peer of a recv from any source, until the message 
 
 # Operations as torch.distributed spells them. The order is part of the file format: append new
 # operations, and never reorder them.
-OPS: Final[tuple[tuple[str, int], ...]] = (
-    ("span", SPAN),
-    ("mark", MARK),
-    ("send", SEND),
-    ("isend", SEND),
-    ("recv", RECV),
-    ("irecv", RECV),
-    ("batch_isend", SEND),  # an isend or irecv posted by batch_isend_irecv
-    ("batch_irecv", RECV),
-    ("send_object_list", SEND),
-    ("recv_object_list", RECV),
-    ("broadcast", COLLECTIVE),
-    ("all_reduce", COLLECTIVE),
-    ("all_reduce_coalesced", COLLECTIVE),
-    ("reduce", COLLECTIVE),
-    ("all_gather", COLLECTIVE),
-    ("all_gather_into_tensor", COLLECTIVE),
-    ("all_gather_coalesced", COLLECTIVE),
-    ("gather", COLLECTIVE),
-    ("scatter", COLLECTIVE),
-    ("reduce_scatter", COLLECTIVE),
-    ("reduce_scatter_tensor", COLLECTIVE),
-    ("all_to_all", COLLECTIVE),
-    ("all_to_all_single", COLLECTIVE),
-    ("barrier", COLLECTIVE),
-    ("monitored_barrier", COLLECTIVE),
-    ("all_gather_single", COLLECTIVE),
-    ("reduce_scatter_single", COLLECTIVE),
-    ("new_group", COLLECTIVE),  # its shape lists the members of the new group
-)
-OP_NAMES: Final = tuple(name for name, _ in OPS)
-OP_KINDS: Final = np.array([kind for _, kind in OPS], dtype=np.int8)
+OPS: Final = {
+    "span": SPAN,
+    "mark": MARK,
+    "send": SEND,
+    "isend": SEND,
+    "recv": RECV,
+    "irecv": RECV,
+    "batch_isend": SEND,  # an isend or irecv posted by batch_isend_irecv
+    "batch_irecv": RECV,
+    "send_object_list": SEND,
+    "recv_object_list": RECV,
+    "broadcast": COLLECTIVE,
+    "all_reduce": COLLECTIVE,
+    "all_reduce_coalesced": COLLECTIVE,
+    "reduce": COLLECTIVE,
+    "all_gather": COLLECTIVE,
+    "all_gather_into_tensor": COLLECTIVE,
+    "all_gather_coalesced": COLLECTIVE,
+    "gather": COLLECTIVE,
+    "scatter": COLLECTIVE,
+    "reduce_scatter": COLLECTIVE,
+    "reduce_scatter_tensor": COLLECTIVE,
+    "all_to_all": COLLECTIVE,
+    "all_to_all_single": COLLECTIVE,
+    "barrier": COLLECTIVE,
+    "monitored_barrier": COLLECTIVE,
+    "all_gather_single": COLLECTIVE,
+    "reduce_scatter_single": COLLECTIVE,
+    "new_group": COLLECTIVE,  # its shape lists the members of the new group
+}
+OP_NAMES: Final = tuple(OPS)
+OP_KINDS: Final = np.array([*OPS.values()], dtype=np.int8)
 OP_CODES: Final = {name: code for code, name in enumerate(OP_NAMES)}
 
 # One event in a rank's memory-mapped file: 72 bytes, little-endian. `status` is written last,

@@ -77,8 +77,6 @@ if TYPE_CHECKING:
 
     from ringsim.traces.filtering import Numbers, Stretch
 
-__all__ = ["check_run", "load", "read_by_rank", "save", "save_pieces"]
-
 FORMAT: Final = 1
 GROUP_ROWS: Final = 2**18  # rows per group: few enough to read one rank without many others
 NEEDS: Final = "0.1.0"  # the oldest ringsim that reads this format

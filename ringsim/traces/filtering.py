@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     Names = str | Iterable[str]
     Stretch = tuple[float, float]
 
-__all__ = ["choose", "filter_trace", "part_of_file", "take"]
-
 _SAID: Final = 8  # how many numbers or names to list before "and n more"
 
 

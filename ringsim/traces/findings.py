@@ -15,18 +15,6 @@ from ringsim.traces.units import time_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "KINDS",
-    "SLOW_KINDS",
-    "Diagnosis",
-    "Edge",
-    "End",
-    "Finding",
-    "Operation",
-    "kind_text",
-    "payload_text",
-]
-
 # the kinds of findings in runs that finished
 SLOW_KINDS: Final = ("link", "slow_link", "late_sender", "late_receiver", "straggler")
 KINDS: Final = (

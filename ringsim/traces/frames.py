@@ -16,8 +16,6 @@ import threading
 from types import FrameType
 from typing import Final
 
-__all__ = ["current_frames"]
-
 _PAUSE: Final = threading.RLock()  # so that no thread resumes the collector too early
 
 

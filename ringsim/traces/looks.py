@@ -17,8 +17,6 @@ from zlib import crc32
 
 from ringsim.traces.units import span_text
 
-__all__ = ["LOOKS", "Meaning", "contrast", "find_meanings", "read_table", "readable_ink"]
-
 
 class Meaning(NamedTuple):
     r"""A meaning in pictures and its look.

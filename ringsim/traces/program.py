@@ -19,8 +19,6 @@ import numpy as np
 from ringsim.traces.events import MARK, NONE, SPAN, Events, Ints
 from ringsim.traces.steps import is_step
 
-__all__ = ["Gaps", "find_program"]
-
 _NEVER: Final = np.iinfo(np.int64).max
 
 

@@ -69,8 +69,6 @@ from ringsim.traces.sites import CallSites
 from ringsim.traces.spans import label_in_force, stage_and_microbatch
 from ringsim.traces.store import CHUNK, RECORD_BYTES, FileStore, Full, RecordStore
 
-__all__ = ["LOST_PEER", "Hooks", "Recorder", "fail_posting"]
-
 _WORDS: Final = RECORD_BYTES // 8
 # Type checkers know that `fields` is None for a dtype without fields.
 _PEER_AT, _STATUS_AT = (RECORD.fields[name][1] for name in ("peer", "status"))  # type: ignore[index]

@@ -12,8 +12,6 @@ from typing import Any, Final
 from ringsim.traces.events import CALLS
 from ringsim.traces.value import Trace
 
-__all__ = ["redact"]
-
 _PART: Final = r"""[^\s/\\:;,'"()<>|*?]+"""
 # the directories in a path ("/home/me/src/" in "/home/me/src/train.py"), after "/", "~" or a drive
 _DIRECTORIES: Final = (

@@ -10,8 +10,6 @@ from ringsim.errors import ArgumentError, read_whole
 from ringsim.state import get_state
 from ringsim.traces.events import NONE
 
-__all__ = ["label_in_force", "mark", "span", "stage_and_microbatch"]
-
 # the stage (lower half) and the microbatch (upper half) of the innermost span
 stage_and_microbatch: Final[ContextVar[int]] = ContextVar(
     "ringsim_stage_and_microbatch", default=NONE
