@@ -89,7 +89,7 @@ class Progress:
 
 
 def count_progress(parts: Sequence[PartReader]) -> str:
-    """Returns how far ranks are, such as "12,040 messages, step 7", as far as their parts are read.
+    """Returns the progress of ranks, such as "12,040 messages, step 7", as far as it was read.
 
     Returns "" if nothing is known.
     """
