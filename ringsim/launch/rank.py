@@ -125,6 +125,7 @@ def _take_job(job: Job, config: RankConfig, port: int, recorder: Recorder) -> No
     _enter(job, _launcher_variables(config, port))
     _start_computing(job, config)
     recorder.set_meta("num_threads", torch.get_num_threads())
+    recorder.set_meta("argv", job.argv)
     if job.check != "basic" or job.inject:
         torch_hooks.uninstall(recorder)
         install_with(job.inject, recorder, job.check)

@@ -52,16 +52,40 @@ class Page extends View {
   }
 }
 
+/** Opens a view of runs in the page's element. */
+function show(root, runs, View) {
+  root.classList.add("ready");
+  return (window.ringsim = new View(root, runs).open(matchMedia("(prefers-color-scheme: dark)").matches));
+}
+
+/** Shows a run that continues, as long as the page's server sends its newest part, and then the whole run. */
+async function follow(root) {
+  const whole = root.cloneNode(true);
+  let view;
+  for (;; await new Promise((next) => setTimeout(next, 250))) {
+    const answer = await fetch("run").catch(() => undefined);
+    if (!answer) return; // the server has ended
+    if (!answer.ok) continue; // there is no part yet
+    const run = readRun(await unpack(await answer.arrayBuffer()));
+    if (!run.head.progress) {
+      view?.close();
+      root.replaceWith(whole);
+      show(whole, [run], Page);
+      return;
+    }
+    if (view) view.renew(run); else view = show(root, [run], LiveView);
+  }
+}
+
 /** Shows the runs in a page. */
 async function start() {
   const root = document.querySelector(".ringsim");
   try {
     const packed = [...document.querySelectorAll('script[type="application/x-ringsim"]')];
     const runs = await Promise.all(packed.map(async (one) => readRun(await unpack(fromBase64(one.textContent.trim())))));
-    root.classList.add("ready");
-    const prefers = matchMedia("(prefers-color-scheme: dark)");
-    window.ringsim = new Page(root, runs).open(prefers.matches);
+    if (runs.length) show(root, runs, Page); else await follow(root);
     addEventListener("beforeprint", () => window.ringsim.print());
+    const prefers = matchMedia("(prefers-color-scheme: dark)");
     prefers.addEventListener("change", (event) => window.ringsim.setTheme(event.matches));
   } catch (error) {
     root.querySelector('[data-part="live"]').textContent = `cannot show the view: ${error.message}`;

@@ -61,8 +61,22 @@ function render({ model, el }) {
   shadow.append(make("style", {}, STYLE), make("div", { class: explorer ? "ringsim ready explorer" : "" }, outer));
   const live = el.appendChild(make("style")); // hides the explorer's still picture, which is a separate output
   let view, tab, version = -1;
+  const makeRoot = () => {
+    const page = document.createElement("template");
+    page.innerHTML = PAGE;
+    const root = page.content.querySelector(".ringsim");
+    root.classList.add("ready");
+    (outer.querySelector(".ringsim") ?? said).replaceWith(root);
+    return root;
+  };
+  const showLive = async (buffer) => { // a part of a run that continues
+    const run = readRun(await unpack(buffer));
+    if (version > 0) return; // the whole run has come meanwhile
+    if (view) view.renew?.(run); else view = new LiveView(makeRoot(), [run]).open(isDark(el));
+  };
   const show = async (message, buffers) => {
     if (message.select && view) view.select({ run: view.runs[message.select[0]], event: message.select[1] }, true);
+    if (message.live) return showLive(buffers[0]);
     if (!(message.version > version)) return;
     if (version >= 0) for (const name of ["window", "selected"]) model.set(name, []); // these values belong to the previous runs
     version = message.version;
@@ -70,12 +84,7 @@ function render({ model, el }) {
     view = undefined;
     const runs = await Promise.all(buffers.map(async (one) => readRun(await unpack(one))));
     if (message.version < version) return;
-    const page = document.createElement("template");
-    page.innerHTML = PAGE;
-    const root = page.content.querySelector(".ringsim");
-    root.classList.add("ready");
-    (outer.querySelector(".ringsim") ?? said).replaceWith(root);
-    view = new NotebookView(root, runs, model).open(isDark(el));
+    view = new NotebookView(makeRoot(), runs, model).open(isDark(el));
     if (tab) view.showTab(tab);
     explorer?.show(message.frame, view);
     if (explorer) live.textContent = `.${message.still}, .jp-OutputArea-child:has(.${message.still}) { display: none }`;
