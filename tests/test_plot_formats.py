@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 import torch
 from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_hex
+from matplotlib.quiver import Quiver
 from matplotlib.text import Text
 from pictures import CONTRAST, boxes, contrast, drawn, legend, overlap, title
 from synthetic import Story, known, many_events, pipeline, trace_of
@@ -23,12 +26,13 @@ from ringsim import comm as dist
 from ringsim.cli.traces import PURPOSES
 from ringsim.errors import ArgumentError, Deadlock
 from ringsim.pipeline import Costs, make_schedule, plot_schedule
-from ringsim.plot.style import save_figure
+from ringsim.plot.style import caption, save_figure
 
 LONG = "WWWW_a_name_that_somebody_generated_from_a_path/" * 4
 LINK = Link(1e-6, 1e-9)
 # the most inches of a figure in a column, by picture; others may have 3.5
-HIGHEST = dict.fromkeys(("timeline", "step", "schedule", "run", "nothing", "step of 1"), 1.2)
+STRIPS = ("timeline", "timeline of 1", "timeline, long names", "timeline, long times", "nothing")
+HIGHEST = dict.fromkeys((*STRIPS, "step", "step of 1", "schedule", "run"), 1.2)
 
 
 def hostile(ranks: int, seconds: float = 0.001) -> Trace:
@@ -100,6 +104,8 @@ PICTURES: dict[str, Callable[..., Axes]] = {
     "diagnosis, long names": lambda **to: hostile(4).explain().plot(**to),
 }
 
+OF_FOUR = ("ring", "timeline", "step", "schedules", "comparison", "messages", "diagnosis")
+
 
 def seen_words(axes: Axes, monkeypatch: pytest.MonkeyPatch) -> list[Text]:
     """Returns the texts that matplotlib really draws, which leaves out ticks beyond the axes."""
@@ -151,6 +157,33 @@ def test_a_column_gets_a_strip_and_its_caption_a_file(tmp_path: Path) -> None:
     assert said[-1].startswith("Simulated: forward 1, backward 2")
     assert any("closed form assumes" in line for line in said)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step.caption.txt", "step.pdf"]
+
+
+@pytest.mark.parametrize("name", OF_FOUR)
+def test_a_column_has_one_line_of_legend_and_its_caption_has_the_other_entries(name: str) -> None:
+    draw = PICTURES[name]
+    ax, free = draw(**PURPOSES["paper"][1]), draw(figsize=(33, None), compact=True)
+    lines = [text.get_window_extent().y0 for text in ax.get_legend().get_texts()]
+    assert max(lines) - min(lines) < 2
+    said = [line for line in caption(ax.figure).splitlines() if line.startswith("Not in the leg")]
+    left_out = [label for label in legend(free) if label not in legend(ax)]
+    assert len(said) == bool(left_out)
+    for label in left_out:
+        assert label in said[0]
+    assert [label for label in legend(free) if label in legend(ax)] == legend(ax)
+
+
+def test_the_looks_that_fill_most_of_a_column_are_in_its_legend() -> None:
+    ax = PICTURES["timeline"](**PURPOSES["paper"][1])
+    area: dict[str, float] = {}
+    for group in drawn(ax.collections, "").values():
+        if isinstance(group, PolyCollection) and not isinstance(group, Quiver):
+            for left, right, top, bottom in boxes(ax, group.get_gid()):
+                colour = to_hex(group.get_facecolor()[0])
+                area[colour] = area.get(colour, 0) + (right - left) * (bottom - top)
+    shown = {to_hex(patch.get_facecolor()) for patch in ax.get_legend().get_patches()}
+    assert set(sorted(area, key=lambda colour: -area[colour])[:4]) <= shown
+    assert "late receiver (orange, hatched \\)" in caption(ax.figure)
 
 
 def test_schedules_on_one_axis_are_named_and_their_difference_is_marked() -> None:

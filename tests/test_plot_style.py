@@ -199,7 +199,8 @@ def test_files_are_the_same_byte_for_byte_and_an_svg_says_what_it_shows(
         command = ["figures", f"{tmp_path}/run.ringtrace", "--for", purpose, "-o"]
         assert main([*command, f"{tmp_path}/{out}"]) == 0
     files = sorted((tmp_path / "first").iterdir())
-    assert {file.stem for file in files} == {"ring", "timeline", "bandwidth"}
+    names = {file.name.partition(".")[0] for file in files}
+    assert names == {"ring", "timeline", "bandwidth"}
     for file in files:
         assert file.read_bytes() == (tmp_path / "second" / file.name).read_bytes()
     if purpose == "web":

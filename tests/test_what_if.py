@@ -174,6 +174,10 @@ def test_explain_offers_the_change_that_gains_most() -> None:
 def test_pictures_and_pages_show_the_recorded_run(tmp_path: Path) -> None:
     predicted = LATE.what_if(sends="isend")
     ax = predicted.plot_timeline()
+    known = "the replay itself is less than 1 % off"
+    for drawn in (ax, predicted.plot_ring()):
+        assert drawn.get_title(loc="left").replace("\n", " ").endswith(f" (predicted; {known})")
+    assert "predicted;" not in LATE.plot_timeline().get_title(loc="left")
     assert {"ghosts", "ghosts-blocked"} <= {one.get_gid() for one in ax.collections}
     assert ax.get_xlim()[1] > 16  # the recorded run is longer
     assert predicted.filter(ranks=1).recorded == LATE.filter(ranks=1)
@@ -181,7 +185,7 @@ def test_pictures_and_pages_show_the_recorded_run(tmp_path: Path) -> None:
     heads = read_heads((tmp_path / "page.html").read_text())
     assert [(head["title"], head["predicted"]) for head in heads] == [
         ("2 ranks", False),
-        ("2 ranks, predicted", True),
+        (f"2 ranks, predicted; {known}", True),
     ]
     predicted.save(tmp_path / "run.ringtrace")
     loaded = ringsim.load(tmp_path / "run.ringtrace")

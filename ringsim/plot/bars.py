@@ -121,7 +121,7 @@ def make_bars(trace: Trace) -> Bars:
     start = np.append(events.post_ns[spans], gaps.start_ns)
     end = np.append(until[spans], gaps.end_ns)
     thread = events.rank[both].astype(np.int64) << 32 | events.thread[both]
-    depth, depths = _find_depths(thread, start, end, last)
+    depth, depths = _find_depths(thread, start, end)
     look = np.append(FIRST_SPAN + number, np.full(len(gaps.before), PROGRAM))
     pieces = [
         (np.flatnonzero(which), starts[which], ends[which], np.full(which.sum(), state))
@@ -175,34 +175,26 @@ def _cut_operations(trace: Trace, end: Ints) -> list[tuple[Ints, Ints, Ints, int
     ]
 
 
-def _find_depths(lane: Ints, start: Ints, done: Ints, last: int) -> tuple[Ints, int]:
+def _find_depths(lane: Ints, start: Ints, done: Ints) -> tuple[Ints, int]:
     """Returns each span's depth and the number of depths.
 
     A span's depth is the number of open spans on the same thread at its start. The depths of
     different threads are below each other. ``lane`` is the rank (upper half) and the thread.
     """
     depth = np.zeros(len(lane), dtype=np.int64)
-    if len(lane) == 0:
-        return depth, 0
-    threads, thread = np.unique(lane, return_inverse=True)
-    # avoids an overflow if a trace lasts for centuries
-    coarser = max((len(threads) * (last + 1)).bit_length() - 62, 0)
-    # Shift each thread's times behind those of the previous thread, so that one pass counts all.
-    start, end = (np.stack([start, done]) >> coarser) + thread * ((last >> coarser) + 1)
-    order = np.lexsort((-end, start))
-    start, end, thread = start[order], end[order], thread[order]
-    # spans of length 0 open no lane, because on a virtual clock many may have the same time
-    lasting = end > start
-    opened = np.cumsum(lasting) - lasting
-    closed = np.searchsorted(np.sort(end[lasting]), start, side="right")
-    own = np.maximum(opened - closed, 0)
-    lanes = np.zeros(len(threads), dtype=np.int64)
-    np.maximum.at(lanes, thread, own + 1)
-    above = np.cumsum(lanes) - lanes
-    # count only the lanes of threads on the same rank
-    above -= above[np.searchsorted(threads >> 32, threads >> 32)]
-    depth[order] = above[thread] + own
-    return depth, int((above + lanes).max())
+    order = np.lexsort((-done, start, lane))
+    rank, above, depths = NONE, 0, 0
+    for own in np.split(order, np.flatnonzero(np.diff(lane[order])) + 1) if len(lane) else ():
+        if lane[own[0]] >> 32 != rank:
+            rank, above = lane[own[0]] >> 32, 0
+        # spans of length 0 open no lane, because on a virtual clock many may have the same time
+        lasting: Ints = done[own] > start[own]
+        opened = np.cumsum(lasting) - lasting
+        closed = np.searchsorted(np.sort(done[own][lasting]), start[own], side="right")
+        depth[own] = above + np.maximum(opened - closed, 0)
+        above = int(depth[own].max()) + 1
+        depths = max(depths, above)
+    return depth, depths
 
 
 # -- level of detail

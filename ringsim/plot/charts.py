@@ -35,7 +35,7 @@ from ringsim.schedules.generation import steady_use
 from ringsim.traces.bandwidths import CEILINGS, ONE_GPU, Bandwidths, Regime, find_regimes
 from ringsim.traces.display import Images, Style
 from ringsim.traces.events import NONE, OK, Ints
-from ringsim.traces.looks import LOOKS, read_table
+from ringsim.traces.looks import LOOKS, Meaning, read_table
 from ringsim.traces.units import bytes_text, count, time_text
 from ringsim.traces.value import Trace
 
@@ -154,7 +154,7 @@ def _draw_trace(trace: Trace, table: Bandwidths | None, ax: Axes) -> None:
     sizes = np.concatenate([found.size_bytes, *(one.size_bytes for one in curves)])
     panels = _add_panels(ax, sizes if len(sizes) else np.array([2**10, 2**20]))
     labels, handles = _draw_curves(curves, panels, name_half=False), _curve_legend(curves)
-    colour = pen(str(trace.metadata.get("backend") or "")).colour
+    colour = pen(str(trace.metadata.get("backend") or "")).light
     handles += _draw_messages(found, False, "waited for from the start", colour, panels)
     handles += _draw_messages(found, True, "waited for late (a lower bound)", colour, panels)
     _write_labels(ax, labels)
@@ -274,24 +274,15 @@ def _left_out(found: Achieved) -> list[str]:
 # -- a table as curves
 
 
-@dataclass(frozen=True)
-class Pen:
-    """A backend's look in all charts: a name, a colour and a line style."""
-
-    name: str
-    colour: str
-    line: tuple[float, tuple[float, ...]] | str = "-"
+_CEILING_LINES: Final[dict[str, Any]] = {"tcp": (0, (6, 1.5, 1.2, 1.5)), "memcpy": (0, (1.2, 1.6))}
 
 
-_BACKEND_LINES: Final[dict[str, Any]] = {"tcp": (0, (6, 1.5, 1.2, 1.5)), "memcpy": (0, (1.2, 1.6))}
-
-
-def pen(backend: str) -> Pen:
+def pen(backend: str) -> Meaning:
     """Returns the look of a backend, which may be one that the user wrote."""
-    is_known = backend in read_table()["backend"]
-    look = LOOKS[backend if is_known else "other_backend"]
-    name = look.name if is_known or not backend else backend
-    return Pen(name, look.light, _BACKEND_LINES.get(backend, "-"))
+    if backend in read_table()["backend"]:
+        return LOOKS[backend]
+    look = LOOKS["other_backend"]
+    return look._replace(name=backend or look.name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -442,10 +433,14 @@ def _draw_curves(
             look = pen(curve.backend)
             for part in curve.parts:
                 marker = "." if part.stop - part.start == 1 else ""
-                line: Any = {"color": look.colour, "linestyle": look.line, "linewidth": 1.5}
+                line: Any = {
+                    "color": look.light,
+                    "linestyle": _CEILING_LINES[curve.backend],
+                    "linewidth": 1.5,
+                }
                 line |= {"marker": marker, "gid": f"ceiling {curve.backend}"}
                 panels.plot(*curve.points(part), **line)
-            labels.append((curve.gb_per_s[-1], look.name, look.colour))
+            labels.append((curve.gb_per_s[-1], look.name, look.light))
     groups = _group(curves)
     for (backend, pattern, kind), edges in groups.items():
         for curve in edges:
@@ -458,7 +453,7 @@ def _draw_curves(
         if kind != "measured":
             words += f", {kind}"
         height = np.median([curve.gb_per_s[-1] for curve in edges])
-        labels.append((float(height), words, look.colour))
+        labels.append((float(height), words, look.light))
     for edges in groups.values():
         _draw_fit(_slowest(edges), panels, name=name_half and len(groups) == 1)
     return labels
@@ -470,7 +465,7 @@ def _curve_legend(curves: Sequence[Curve]) -> list[Any]:
     if not groups:
         return []
     backends = {backend for backend, _, _ in groups}
-    colour = pen(backends.pop()).colour if len(backends) == 1 else style.INK
+    colour = pen(backends.pop()).light if len(backends) == 1 else style.INK
     entries: list[Any] = [
         style.entry(
             f"{pattern}: median",
@@ -546,8 +541,8 @@ def _draw_edge(curve: Curve, panels: _Panels, *, alone: bool) -> None:
     look, name = pen(curve.backend), f"{curve.backend} {curve.pattern} {curve.src}>{curve.dst}"
     for part in curve.parts:
         panels.plot(
-            *curve.points(part), color=look.colour,
-            linestyle=look.line if curve.kind == "measured" else NOT_MEASURED_LINE,
+            *curve.points(part), color=look.light,
+            linestyle="-" if curve.kind == "measured" else NOT_MEASURED_LINE,
             linewidth=1.6 if alone else 0.8,
             marker=MARKERS.get(curve.pattern, OTHER_MARKER), markersize=4 if alone else 2,
             gid=f"median {name}", zorder=4,
@@ -555,7 +550,7 @@ def _draw_edge(curve: Curve, panels: _Panels, *, alone: bool) -> None:
         for panel, band in zip(panels, (curve.band_gb_per_s, curve.latency_band_us), strict=True):
             low, high = band[:, part]
             if alone and np.isfinite((low, high)).all():
-                fill: Any = {"color": look.colour, "alpha": 0.22, "linewidth": 0, "zorder": 2}
+                fill: Any = {"color": look.light, "alpha": 0.22, "linewidth": 0, "zorder": 2}
                 panel.fill_between(curve.size_bytes[part], low, high, gid=f"band {name}", **fill)
 
 
@@ -657,18 +652,6 @@ LINE_POINTS: Final = 11.0
 OFFSET_POINTS: Final = 12.0
 
 
-def spread(heights: Sequence[float], least: float) -> list[float]:
-    """Returns the heights in the same order, moved to be at least ``least`` apart."""
-    order = np.argsort(heights, kind="stable")
-    steps = least * np.arange(len(order))
-    # these must not decrease, so push them up and down, and average the two results
-    apart = np.asarray(heights, dtype=np.float64)[order] - steps
-    pushed = np.maximum.accumulate(apart) + np.minimum.accumulate(apart[::-1])[::-1]
-    places = np.empty(len(order))
-    places[order] = pushed / 2 + steps
-    return [float(place) for place in places]
-
-
 def _write_labels(ax: Axes, labels: Sequence[Label]) -> None:
     """Writes labels to the right of axes that already have their final size and range."""
     to_points = 72 / ax.figure.dpi
@@ -676,7 +659,7 @@ def _write_labels(ax: Axes, labels: Sequence[Label]) -> None:
         ax.transData.transform((ax.get_xlim()[1], height))[1] * to_points for height, _, _ in labels
     ]
     for (height, text, colour), own, place in zip(
-        labels, heights, spread(heights, LINE_POINTS), strict=True
+        labels, heights, style.spread(heights, LINE_POINTS), strict=True
     ):
         style.write_beside(
             ax, text, (1, height), (OFFSET_POINTS, place - own), where=ax.get_yaxis_transform(),
@@ -777,7 +760,7 @@ def _draw_published(panels: _Panels) -> list[Label]:
     the labels of the dashes.
     """
     ax, below = panels
-    ink, labels = pen("nccl").colour, []
+    ink, labels = pen("nccl").light, []
     times: dict[tuple[str, str], list[Any]] = {}
     low, high = ax.get_xlim()
     for figure in FIGURES:

@@ -22,7 +22,7 @@ from ringsim.plot.bars import (
     make_bars,
     time_range,
 )
-from ringsim.plot.rows import SLOTS, Lanes, RankRows, TimeAxis
+from ringsim.plot.rows import SLOTS, RankRows, TimeAxis
 from ringsim.plot.style import GROUND, MUTED, Look
 from ringsim.traces.looks import LOOKS
 from ringsim.traces.units import time_unit
@@ -32,24 +32,12 @@ if TYPE_CHECKING:
 
     from ringsim.traces.value import Trace
 
-__all__ = ["COMPUTING", "draw_recorded", "fit_axis", "make_room"]
+__all__ = ["COMPUTING", "draw_recorded", "fit_axis"]
 
 PALE: Final = style.fade(LOOKS["recorded"].light, 0.7)
 COMPUTING: Final = Look("recorded run, computing", PALE, "", MUTED, edge=0.5)
 WAITING: Final = Look("recorded run, blocked", GROUND, "", MUTED, edge=0.5)
-GAP: Final = 0.03
-ROOM: Final = 0.16  # the height of the ghosts, as a share of a row
 _WAITS: Final = (TRANSFER, LATE_SENDER, LATE_RECEIVER, BLOCKED, COLLECTIVE_BLOCKED)
-
-
-def make_room(lanes: Lanes) -> Lanes:
-    """Returns lower lanes, followed by a lane for the ghosts."""
-    top, bottom = lanes.marks[0], lanes.bottom.max()
-    share = 1 - ROOM / (bottom - top)
-    return lanes._replace(
-        top=np.append(top + (lanes.top - top) * share, bottom - ROOM + GAP),
-        bottom=np.append(top + (lanes.bottom - top) * share, bottom),
-    )
 
 
 def fit_axis(trace: Trace) -> TimeAxis:

@@ -16,8 +16,8 @@ import numpy as np
 
 from ringsim.errors import ArgumentError
 from ringsim.plot import sheet, style
-from ringsim.plot.pipeline_step import PHASE_NAME_POINTS, draw_actions, name_schedule
-from ringsim.plot.rows import Lanes, lay_rows, strip_inches
+from ringsim.plot.pipeline_step import PHASE_NAME_POINTS, PHASES, draw_actions, name_schedule
+from ringsim.plot.rows import divide, lay_rows, strip_inches
 from ringsim.plot.sheet import Picture
 from ringsim.plot.style import Look
 from ringsim.provenance import footer
@@ -35,8 +35,8 @@ __all__ = ["overlay_images", "plot_overlay"]
 
 WIDTH_INCHES: Final = 9.6
 ROW_INCHES: Final = 0.66
-LANES: Final = Lanes(np.array([-0.33, 0.06]), np.array([0.02, 0.42]), (-0.44, -0.37))
-MEASURED_LANE, PREDICTED_LANE = 0, 1
+LOWER: Final = 0.37  # the height of the lower lane
+MEASURED_LANE, PREDICTED_LANE = 0, 3
 DASHES: Final[tuple[Any, ...]] = ((0, ()), (0, (4, 2)))  # for the lines at the ends of the runs
 MEASURED_LOOK: Final = Look.of("measured")
 # The bounds between the looks, as shares of the step. An end that is off by up to 1 % is on time.
@@ -121,7 +121,8 @@ def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
     names = [f"rank {rank}" for rank in range(real.world_size)]
     what = f"time since the {'step' if steps else 'run'} began"
     length = max(lengths_s) * 1e9 / unit_ns
-    rows = lay_rows(ax, names, length, what, unit, LANES, above=PHASE_NAME_POINTS)
+    lanes = divide(strip=PHASES, operations=LOWER)
+    rows = lay_rows(ax, names, length, what, unit, lanes, above=PHASE_NAME_POINTS)
     chosen, begin_ns = _choose(comparison, step), comparison.real_begin_ns[step]
     if steps:
         measured = find_step(real, step)
@@ -138,9 +139,7 @@ def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
     off = np.searchsorted(BOUNDS, comparison.lag_s[chosen] / lengths_s[0])
     looks = dict(enumerate(LATENESS_LOOKS))
     rows.draw_each(looks, "predicted", off, virtual.events.rank[index], PREDICTED_LANE, *times)
-    early, *others = LATENESS_LOOKS
-    handles.append(style.swatch(early, f"{comparison.names[1]}, {early.name}"))
-    handles += map(style.swatch, others)
+    handles += map(style.swatch, LATENESS_LOOKS)
     for length_s, dash, name in zip(lengths_s, DASHES, comparison.names, strict=True):
         line: dict[str, Any] = {"color": style.INK, "linewidth": 1.2, "linestyle": dash}
         ax.axvline(length_s * 1e9 / unit_ns, zorder=8, **line)

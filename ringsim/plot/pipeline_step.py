@@ -13,7 +13,7 @@ the closed form.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
@@ -23,12 +23,15 @@ from matplotlib.ticker import MaxNLocator
 
 from ringsim.plot import sheet, style
 from ringsim.plot.bars import make_bars
-from ringsim.plot.ghosts import COMPUTING, make_room
+from ringsim.plot.ghosts import COMPUTING
 from ringsim.plot.rows import (
     LEAST_ROW_POINTS,
+    LETTER,
+    TEXT_SIZE,
     Lanes,
     RankRows,
     TimeAxis,
+    divide,
     label_time,
     lay_rows,
     looks_of,
@@ -82,20 +85,10 @@ SCHEDULE_NAMES: Final = {
 }
 PALEST: Final = 0.62  # how pale a rank's last stage is drawn, from 0 to 1 (white)
 COMPUTE_LANE, SEND_LANE, RECV_LANE = 0, 1, 2
-# the lanes for computations, sends, recvs and collectives
-LANES: Final = Lanes(
-    np.array([-0.33, 0.23, 0.34, 0.23]), np.array([0.19, 0.32, 0.43, 0.43]), (-0.44, -0.37)
-)
-LANES_WITHOUT_MESSAGES: Final = LANES._replace(bottom=np.array([0.42, 0.32, 0.43, 0.43]))
-COMPACT_LANES: Final = Lanes(np.full(4, -0.42), np.full(4, 0.42), (-0.66, -0.5))
-# for rows so low that there is no room for messages, or for gaps between rows
-LANES_OF_PIXELS: Final = Lanes(np.full(4, -0.5), np.full(4, 0.5), (-0.5, -0.5))
+PHASES: Final = 0.07  # the height of the strip for phases
+MESSAGES: Final = 0.2  # the height of the lanes for sends and recvs
+COMPACT_PHASES: Final = (-0.66, -0.5)  # above the first row
 STAGE_NAMES_FROM: Final = 26.0  # points; the names of lower rows do not list the stages
-MOST_NUMBERS: Final = 1000  # the most microbatch numbers in boxes
-NUMBER_SIZE: Final = 8.5  # points
-LEAST_SIZE: Final = 5.5  # points
-LEAST_COMPACT_SIZE: Final = 5.0  # points
-LETTER: Final = 0.62  # the width of a digit, as a share of the font's size
 LEAST_GAP: Final = 1 / 1600  # as a share of the step; shorter gaps would be invisible
 PHASE_NAME_POINTS: Final = 10.0  # the room for names above the first row
 PHASES_FROM: Final = 18.0  # points; lower rows have no room for brackets
@@ -148,14 +141,11 @@ def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
     """
     actions, recorded, compact = picture.actions, picture.recorded, style.is_compact()
     row = style.points(ax)[1] / len(actions.ranks)
-    lanes = LANES if picture.draw_messages is not None else LANES_WITHOUT_MESSAGES
-    if compact:
-        lanes = COMPACT_LANES
-    if row < LEAST_ROW_POINTS:
-        lanes = LANES_OF_PIXELS
     names, length = _name_rows(actions, with_stages=row >= STAGE_NAMES_FROM), actions.end.max()
+    has_messages = picture.draw_messages is not None and not compact
+    lanes = divide_step(row, has_messages=has_messages, has_ghosts=recorded is not None)
     if recorded is not None:
-        lanes, length = make_room(lanes), max(length, recorded.end.max())
+        length = max(length, recorded.end.max())
     rows = lay_rows(ax, names, length, picture.time, picture.unit, lanes, above=PHASE_NAME_POINTS)
     handles = draw_actions(actions, rows)
     if recorded is not None:
@@ -180,6 +170,15 @@ def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
         ax.set_xlabel("")
         ax.tick_params(axis="x", length=0, labelbottom=False)
     style.dress(ax, *_words(picture, bubble), handles, metadata=picture.metadata)
+
+
+def divide_step(row: float, *, has_messages: bool = False, has_ghosts: bool = False) -> Lanes:
+    """Divides a row of a step, which is ``row`` points high, into lanes."""
+    if row < LEAST_ROW_POINTS:  # there is no room for messages, or for gaps between rows
+        return divide(edge=0.5)
+    if style.is_compact():
+        return divide(has_ghosts=has_ghosts)._replace(marks=COMPACT_PHASES)
+    return divide(strip=PHASES, operations=MESSAGES * has_messages, has_ghosts=has_ghosts)
 
 
 def _name_rows(actions: StageActions, *, with_stages: bool) -> list[str]:
@@ -252,7 +251,15 @@ def draw_actions(actions: StageActions, rows: RankRows) -> list[Artist]:
         _draw_phases(actions, rows, 1)
     elif rows.points >= PHASES_FROM:
         _draw_phases(actions, rows, len(actions.ranks))
-    numbers = _draw_numbers(actions, rows, place, [looks[name].colour for name in names])
+    # each number has the room of the highest one, so that either all are written or none
+    digits = 1 if style.is_compact() else len(str(actions.num_microbatches - 1))
+    numbers = rows.write_in(
+        place,
+        COMPUTE_LANE,
+        *times,
+        lambda box: [f"{actions.microbatch[box]:^{digits}}"],
+        lambda box: looks[names[box]].colour,
+    )
 
     handles: list[Artist] = [
         style.swatch(look) for kind, look in ACTION_LOOKS.items() if (actions.kind == kind).any()
@@ -260,8 +267,7 @@ def draw_actions(actions: StageActions, rows: RankRows) -> list[Artist]:
     if numbers and not style.is_compact():
         handles.append(microbatch_entry())
     if chunks > 1:
-        words = "paler: later stage" + ("" if style.is_compact() else " of the rank")
-        pale = Look(words, style.fade(ACTION_LOOKS["F"].colour, PALEST))
+        pale = Look("paler: later stage of the rank", style.fade(ACTION_LOOKS["F"].colour, PALEST))
         handles.append(style.swatch(pale))
     if gaps:
         handles.append(style.swatch(BUBBLE_LOOK))
@@ -311,58 +317,15 @@ def _draw_phases(actions: StageActions, rows: RankRows, most: int) -> None:
             look: Any = {"colors": colour, "zorder": 4, "clip_on": False}
             ax.hlines(y, *ends, linewidths=width, gid=f"phase-{name}", **look)
             ax.vlines(ends, y, rows.first + place + bottom + 0.02, linewidths=1.0, **look)
-        if place == 0:
-            size = style.letters(NUMBER_SIZE)
-            half = np.array([len(name) + 1.5 for name, *_ in parts]) * LETTER * size * per_point / 2
-            middles = np.array([(start + end) / 2 for _, start, end, *_ in parts])
-            for x, (name, _, _, colour, _) in zip(_push_apart(middles, half), parts, strict=True):
-                look = {"where": "data", "ha": "center", "va": "bottom", "fontsize": size}
-                style.write_beside(
-                    ax, name, (x, y), (0, 1 if most == 1 else 3), color=colour, **look
-                )
-
-
-def _push_apart(middles: Ints, half: Ints) -> Ints:
-    """Moves ascending intervals, given by their middles and half widths, until none overlap.
-
-    The first moves no further to the left than 0.
-    """
-    places = np.maximum(middles, half[:1])
-    for index in range(1, len(places)):
-        places[index] = max(places[index], places[index - 1] + half[index - 1] + half[index])
-    return places
-
-
-def _draw_numbers(
-    actions: StageActions, rows: RankRows, place: Ints, colours: Sequence[str]
-) -> bool:
-    """Writes microbatch numbers into the boxes in which the highest number would fit.
-
-    Starts with the widest boxes. Returns whether any box has room.
-    """
-    lane = (rows.lanes.bottom[COMPUTE_LANE] - rows.lanes.top[COMPUTE_LANE]) * rows.points
-    compact = style.is_compact()
-    room = (actions.end - actions.start) / rows.per_point - (0 if compact else 1.5)
-    largest = min(style.letters(NUMBER_SIZE), lane * 0.85)
-    if compact:  # only two sizes, and each number needs only its own room
-        fits = room / (LETTER * np.char.str_len(actions.microbatch.astype(str)))
-        small = np.where(fits >= LEAST_COMPACT_SIZE, LEAST_COMPACT_SIZE, 0)
-        size = np.full(len(room), largest) if fits.min(initial=largest) >= largest else small
-    else:
-        size = np.minimum(largest, room / (LETTER * len(str(actions.num_microbatches - 1))))
-    widest = np.argsort(-room, kind="stable")[:MOST_NUMBERS]
-    least = LEAST_COMPACT_SIZE if compact else LEAST_SIZE
-    chosen = widest[size[widest] >= least]
-    for index in chosen:
-        rows.write(
-            place[index],
-            COMPUTE_LANE,
-            (actions.start[index] + actions.end[index]) / 2,
-            str(actions.microbatch[index]),
-            size=size[index],
-            colour=colours[index],
-        )
-    return len(chosen) > 0
+        if place:
+            continue
+        size = style.letters(TEXT_SIZE)
+        half = np.array([len(name) + 1.5 for name, *_ in parts]) * LETTER * size * per_point / 2
+        middles = [(start + end) / 2 for _, start, end, *_ in parts]
+        places = style.spread(middles, half[1:] + half[:-1])
+        look = {"where": "data", "ha": "center", "va": "bottom", "fontsize": size}
+        for x, (name, _, _, colour, _) in zip(places, parts, strict=True):
+            style.write_beside(ax, name, (x, y), (0, 1 if most == 1 else 3), color=colour, **look)
 
 
 def draw_flights(

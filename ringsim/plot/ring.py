@@ -140,21 +140,36 @@ def _draw_circle(traffic: Traffic, ax: Axes) -> list[str]:
     notes = _draw_messages(traffic, ax, radius)
     about = {piece.get("rank"): piece for piece in traffic.trace.metadata.get("ranks", [])}
     hosts = traffic.trace.hosts
-    middle: Any = {"ha": "center", "va": "center", "zorder": 7}
     size = style.letters(18 if ranks <= 6 else 15 if ranks <= 10 else 11)
     for rank in range(ranks):
         x, y = node(rank, ranks)
-        look: Any = {"edgecolor": style.INK, "linewidth": 1.6, "zorder": 6, "gid": f"rank-{rank}"}
-        ax.add_patch(Circle((x, y), radius, facecolor=style.GROUND, **look))
         pid = about.get(rank, {}).get("pid")
         below = hosts[rank] if len(set(hosts)) > 1 else f"pid {pid}" if pid is not None else ""
         fits = len(below) * LETTER * PID_SIZE * style.per_point(ax) < 1.5 * radius
-        is_above = bool(below) and fits
-        ax.text(x, y + 0.05 * is_above, str(rank), weight="bold", fontsize=size, **middle)
-        if is_above:
-            small = style.letters(PID_SIZE)
-            ax.text(x, y - 0.1, below, fontsize=small, color=style.MUTED, **middle)
+        raised = 0.05 if below and fits else 0.0
+        draw_node(ax, rank, (x, y), radius, size, raised=raised, fc=style.GROUND, linewidth=1.6)
+        if raised:
+            look: Any = {"ha": "center", "va": "center", "color": style.MUTED, "zorder": 7}
+            ax.text(x, y - 0.1, below, fontsize=style.letters(PID_SIZE), **look)
     return notes
+
+
+def draw_node(
+    ax: Axes,
+    rank: int,
+    at: tuple[float, float],
+    radius: float,
+    size: float,
+    *,
+    raised: float = 0.0,
+    ink: str = style.INK,
+    **look: Any,
+) -> None:
+    """Draws a circle with a rank's number, which is ``raised`` above the middle."""
+    look = {"edgecolor": style.INK, "zorder": 6, "gid": f"rank-{rank}"} | look
+    ax.add_patch(Circle(at, radius, **look))
+    words: Any = {"ha": "center", "va": "center", "weight": "bold", "zorder": 7}
+    ax.text(at[0], at[1] + raised, str(rank), fontsize=size, color=ink, **words)
 
 
 def _draw_groups(traffic: Traffic, ax: Axes, radius: float) -> None:
@@ -179,7 +194,8 @@ def _draw_groups(traffic: Traffic, ax: Axes, radius: float) -> None:
         look: Any = {"edgecolor": outline, "linewidth": 2.0 if across else 1.0}
         look["linestyle"] = "solid" if on_it else UNUSED
         ax.add_patch(Polygon(tube, facecolor=TUBE_COLOUR, gid=f"group-{name}", **look))
-        middle = _middle(_centre_line(ranks, pred, succ, 0))
+        line = _centre_line(ranks, pred, succ, 0)
+        middle = line[len(line) // 2]
         heading = [name] if detailed or not words else []
         text = "\n".join(heading + (words or ["nothing sent"]))
         ink = style.INK if words else style.MUTED
@@ -237,7 +253,7 @@ def _draw_chord(
     if is_named:
         # abbreviated, because a small ring has little room in the middle
         text = f"{edge.group}\n{_amount([edge]).replace('message', 'msg')}"
-        at, (way_x, way_y) = _middle(path), path[-1] - path[0]
+        at, (way_x, way_y) = path[len(path) // 2], path[-1] - path[0]
         # The label is moved towards the centre or, near the centre, to the side to which the arrow
         # bends.
         away = -at if np.hypot(*at) > 0.3 else np.array([-way_y, way_x])
@@ -259,21 +275,12 @@ def _write(
     ax: Axes, at: Points, away: Points, distance: float, text: str, points: float, colour: str
 ) -> None:
     """Writes text next to a path; the text begins at ``distance`` from ``at``."""
-    size, lines = style.letters(points), text.split("\n")
-    widest = max(map(len, lines))
-    half = np.array([widest * LETTER, len(lines) * 1.25]) * size / 2 * style.per_point(ax)
-    away = away / np.hypot(*away)
-    x, y = at + away * (distance + 0.03 + float(half @ np.abs(away)))
-    side, moved = (
-        ("left", -1) if away[0] > 0.3 else ("right", 1) if away[0] < -0.3 else ("center", 0)
-    )
-    look: Any = {"va": "center", "linespacing": 1.2, "zorder": 8}
-    ax.text(x + moved * half[0], y, text, ha=side, fontsize=size, color=colour, **look)
-
-
-def _middle(path: Points) -> Points:
-    point: Points = path[len(path) // 2]
-    return point
+    way_x, way_y = away / np.hypot(*away)
+    x, y = at + (distance + 0.03) * np.array([way_x, way_y])
+    side = "left" if way_x > 0.1 else "right" if way_x < -0.1 else "center"
+    height = "bottom" if way_y > 0.3 else "top" if way_y < -0.3 else "center"
+    look: Any = {"ha": side, "va": height, "linespacing": 1.2, "zorder": 8}
+    ax.text(x, y, text, fontsize=style.letters(points), color=colour, **look)
 
 
 def _circle_legend(traffic: Traffic) -> list[Artist]:
@@ -281,17 +288,17 @@ def _circle_legend(traffic: Traffic) -> list[Artist]:
     ends = [*ring.values(), *((edge.src, edge.dst) for edge in traffic.edges)]
     tube = {"facecolor": TUBE_COLOUR, "edgecolor": style.MUTED}
     entries: tuple[tuple[Any, str, dict[str, Any]], ...] = (
-        (used, "pair group with messages", tube),
+        (used, "pair group", tube),
         (ring.keys() - used, "pair group, nothing sent", tube | {"linestyle": UNUSED}),
         (
             lanes - {"outside"},
-            "messages on the group, width = bytes",
+            "messages, width = bytes",
             {"facecolor": PAIR_COLOURS[0]},
         ),
         ("outside" in lanes, "messages on other groups", {"facecolor": style.MUTED}),
         (
             any(succ < pred for pred, succ in ring.values()),
-            "the edge that closes the ring",
+            "closing edge",
             {"facecolor": CLOSING_COLOUR},
         ),
         (

@@ -1,14 +1,14 @@
 """Draws ranks' bars in rows, for all pictures that have a time axis.
 
-A row has lanes for marks, spans, sends and recvs, from top to bottom. ``bars`` computes what the
-lanes contain, and ``timeline``, ``pipeline_step`` and ``schedule_run`` choose the rows and lanes of
-a picture.
+A row has lanes for marks, spans, sends and recvs, and the ghosts of a recorded run, from top to
+bottom. ``bars`` computes what the lanes contain, and ``timeline``, ``pipeline_step`` and
+``schedule_run`` choose the rows and lanes of a picture.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -41,6 +41,13 @@ MOST_NAME_LETTERS: Final = 22
 TICK_POINTS: Final = 50.0  # the room for a tick's label
 COMPACT_TICK_POINTS: Final = 28.0
 GAP_POINTS: Final = 6.0  # between a compact picture's rows and the unit of its time axis
+EDGE: Final = 0.42  # the distance from the middle of a row, which is 1 high, to its outer lanes
+GAP: Final = 0.03  # between lanes
+GHOSTS: Final = 0.16  # the height of the lane for ghosts, with the gap above
+MOST_TEXTS: Final = 1000
+TEXT_SIZE: Final = 8.0  # points
+LEAST_SIZE: Final = 5.0  # points; smaller text would be illegible
+LETTER: Final = 0.62  # the width of a letter, as a share of the font's size
 STRIP_ROW_INCHES: Final = 0.148
 MOST_STRIP_INCHES: Final = 2.9
 
@@ -66,12 +73,39 @@ class TimeAxis:
 class Lanes(NamedTuple):
     """The edges of a row's lanes, as distances from the row's middle; y grows downwards.
 
+    The first lanes are for spans, followed by four for sends, recvs, collectives and ghosts.
     ``marks`` holds the upper and the lower edge of the strip for marks.
     """
 
     top: Ints
     bottom: Ints
     marks: tuple[float, float]
+
+
+def divide(
+    depths: int = 1,
+    *,
+    strip: float = 0.0,
+    operations: float = 0.0,
+    has_ghosts: bool = False,
+    edge: float = EDGE,
+) -> Lanes:
+    """Divides a row into lanes between ``-edge`` and ``edge``.
+
+    The spans share what is left by the strip for marks, by the lanes for sends and recvs, and by
+    the ghosts. If there is nothing left to share, because ``depths`` is 0, the lanes for sends and
+    recvs take all of it.
+    """
+    top = -edge + strip + (GAP if strip else 0)
+    bottom = edge - GHOSTS * has_ghosts
+    split = bottom - operations if depths else top
+    spans = np.linspace(top, split - (GAP if operations else 0), depths + 1)
+    middle = (split + bottom) / 2
+    return Lanes(
+        top=np.append(spans[:-1], [split, middle + GAP / 2, split, bottom + GAP]),
+        bottom=np.append(spans[1:], [middle - GAP / 2, bottom, bottom, edge]),
+        marks=(-edge, -edge + strip),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,20 +189,48 @@ class RankRows:
         times = axis.at(bars.start_ns), axis.at(bars.end_ns)
         self.draw_each(looks_of(bars), "boxes", look, bars.rank, bars.lane, *times)
 
-    def write(self, rank: int, lane: int, x: float, text: str, *, size: float, colour: str) -> None:
-        """Writes text in a bar, on a plain background that hides textures and arrows."""
-        self.ax.text(
-            x,
-            float(self.middle(rank, lane)),
-            text,
-            ha="center",
-            va="center_baseline",
-            fontsize=size,
-            color=readable_ink(colour),
-            zorder=7,
-            clip_on=True,
-            bbox={"boxstyle": "square,pad=0.1", "facecolor": colour, "edgecolor": "none"},
-        )
+    def write_in(
+        self,
+        rank: Ints,
+        lane: Ints | int,
+        start: Ints,
+        end: Ints,
+        texts: Callable[[int], Sequence[str]],
+        colour: Callable[[int], str],
+    ) -> bool:
+        """Writes in each bar the first of its ``texts`` that fits, starting with the widest bar.
+
+        If none fits, the last one shrinks; in a compact picture, all texts then have the least
+        size. Blanks around a text reserve room. A plain background in the bar's ``colour`` hides
+        textures and arrows. Returns whether any bar has a text.
+        """
+        room = ((end - start) / self.per_point - (0 if style.is_compact() else 1.5)) / LETTER
+        height = np.min((self.lanes.bottom - self.lanes.top)[lane]) * self.points
+        largest = min(style.letters(TEXT_SIZE), height * 0.85)
+        widest = {bar: texts(bar) for bar in np.argsort(-room, kind="stable")[:MOST_TEXTS].tolist()}
+        if style.is_compact() and any(room[bar] < len(widest[bar][-1]) * largest for bar in widest):
+            largest = min(LEAST_SIZE, largest)
+        x, y = (start + end) / 2, self.middle(rank, lane)
+        written = []
+        for bar, words in widest.items():
+            text = next((text for text in words if len(text) * largest <= room[bar]), words[-1])
+            size = min(largest, room[bar] / max(len(text), 1))
+            if size >= LEAST_SIZE:
+                written.append(
+                    self.ax.text(
+                        x[bar],
+                        y[bar],
+                        text.strip(),
+                        ha="center",
+                        va="center_baseline",
+                        fontsize=size,
+                        color=readable_ink(colour(bar)),
+                        zorder=7,
+                        clip_on=True,
+                        bbox={"boxstyle": "square,pad=0.1", "fc": colour(bar), "ec": "none"},
+                    )
+                )
+        return bool(written)
 
 
 def looks_of(bars: Bars) -> dict[int, Look]:
@@ -219,8 +281,9 @@ def label_time(ax: Axes, time: str, unit: str) -> None:
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
     if style.is_compact():  # the unit is enough, next to the ticks' labels
         ax.xaxis.label.set_visible(False)
-        gap = -style.SMALL * 0.6 - ax.xaxis.get_tick_padding()
-        look: Any = {"ha": "right", "va": "center", "fontsize": style.SMALL}
+        size = style.letters(1)
+        gap = -size * 0.6 - ax.xaxis.get_tick_padding()
+        look: Any = {"ha": "right", "va": "center", "fontsize": size}
         style.write_beside(ax, unit, (0, 0), (-GAP_POINTS, gap), **look)
 
 

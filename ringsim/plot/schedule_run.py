@@ -18,13 +18,12 @@ from matplotlib.patches import Patch
 from ringsim.plot import sheet, style
 from ringsim.plot.pipeline_step import (
     ACTION_LOOKS,
-    LANES,
     StepPicture,
     draw_flights,
     step_picture,
     title_step,
 )
-from ringsim.plot.rows import lay_rows, strip_inches
+from ringsim.plot.rows import divide, lay_rows, strip_inches
 from ringsim.plot.sheet import Picture
 from ringsim.plot.style import percent
 from ringsim.schedules.schedule import COMPUTE_KINDS
@@ -261,7 +260,7 @@ def _draw_map(run: ScheduleRun, ax: Axes) -> None:
     unit, name = find_unit(run)
     length = float(run.makespan) / unit
     names = [f"rank {rank}" for rank in range(run.num_ranks)]
-    lay_rows(ax, names, length or 1.0, "time", name, LANES)
+    lay_rows(ax, names, length or 1.0, "time", name, divide())
     ax.grid(visible=False)
     handles: list[Artist] = []
     if length:

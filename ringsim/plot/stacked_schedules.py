@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 from ringsim.errors import ArgumentError
 from ringsim.plot import sheet, style
 from ringsim.plot.pipeline_step import (
-    COMPACT_LANES,
-    LANES_WITHOUT_MESSAGES,
     PHASE_NAME_POINTS,
+    divide_step,
     draw_actions,
     name_schedule,
 )
@@ -134,7 +133,6 @@ def _draw(runs: Sequence[ScheduleRun], ax: Axes) -> None:
     compact = style.is_compact()
     longest = max(runs, key=lambda run: float(run.makespan))
     unit, name = find_unit(longest)
-    lanes = COMPACT_LANES if compact else LANES_WITHOUT_MESSAGES
     heading = COMPACT_HEADING_POINTS if compact else HEADING_POINTS
     above = heading + PHASE_NAME_POINTS
     ranks, height = sum(run.num_ranks for run in runs), style.points(ax)[1]
@@ -144,6 +142,7 @@ def _draw(runs: Sequence[ScheduleRun], ax: Axes) -> None:
     for run in runs:
         names += [*(f"rank {rank}" for rank in range(run.num_ranks)), *[""] * gap]
     length = float(longest.makespan) / unit
+    lanes = divide_step(height / len(names))
     rows = lay_rows(ax, names[:-gap], length, "time", name, lanes, above=above)
     end = float(runs[0].makespan) / unit
     entries: dict[str, Artist] = {}

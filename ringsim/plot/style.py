@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import io
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -24,8 +25,8 @@ from xml.sax.saxutils import escape
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.collections import Collection
-from matplotlib.colors import to_hex, to_rgb, to_rgba_array
+from matplotlib.collections import Collection, PolyCollection
+from matplotlib.colors import rgb_to_hsv, to_hex, to_rgb, to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -33,7 +34,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import ScaledTranslation
 
 from ringsim.errors import ArgumentError, say
-from ringsim.provenance import footer
+from ringsim.provenance import describe_replay, footer
 from ringsim.traces.looks import LOOKS, Meaning, contrast, read_table, readable_ink
 
 if TYPE_CHECKING:
@@ -53,12 +54,12 @@ _DARK: Final = {
     for look in (Meaning(**one) for one in looks.values())
     if family not in ("paper", "verdict")
 }
-_SHORT: Final = {state["name"]: state["short"] for state in read_table()["state"].values()}
+_SHORT: Final = {look.name: look.short for look in LOOKS.values() if len(look.short) > 1}
+# the hues of a colour wheel, from red, in equal steps
+_HUES: Final = "red orange yellow green green green blue blue blue purple purple pink".split()
 _HATCH_SHARE: Final = 0.4  # how far a texture's colour is from the bar's towards black or white
 
-TITLE_SIZE: Final = 12.5
 SUBTITLE_SIZE: Final = 10.0
-LEGEND_SIZE: Final = 9.5
 LINE_POINTS: Final = 13.0  # the height of a line below the legend
 GAP_POINTS: Final = 6.0  # the gaps between the axis, the legend and the lines
 LETTER: Final = 0.55  # the average width of a letter, as a share of the font's size
@@ -67,34 +68,19 @@ MOST_LETTERS: Final = 60  # the most letters of a label; longer ones lose their 
 LEAST_LETTERS: Final = 20  # in a line of a note
 ASIDE_INCHES: Final = 3.1  # the width of text next to a picture
 
-SETTINGS: Final[dict[Any, Any]] = {  # matplotlib types its own names as literals
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],  # part of matplotlib, so every machine has the same font
-    "font.size": 10,
-    "axes.titlesize": TITLE_SIZE,
-    "axes.titleweight": "bold",
-    "axes.labelsize": 10,
+_DATA: Final = Path(__file__).parents[1] / "data"
+
+
+def _read_settings(name: str) -> dict[Any, Any]:  # matplotlib types its own names as literals
+    return dict(mpl.rc_params_from_file(_DATA / f"{name}.mplstyle", use_default_template=False))
+
+
+COMPACT: Final = _read_settings("compact")
+SETTINGS: Final = {
+    **_read_settings("pictures"),
+    **dict.fromkeys(("axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.facecolor", "figure.facecolor"), GROUND),
     "axes.edgecolor": MUTED,
-    "axes.labelcolor": INK,
-    "axes.facecolor": GROUND,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.unicode_minus": False,
-    "figure.facecolor": GROUND,  # not transparent, so that text is visible on a dark page
-    "figure.dpi": 100,
-    "savefig.facecolor": "auto",
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.labelsize": 9.5,
-    "ytick.labelsize": 9.5,
-    "hatch.linewidth": 0.8,
-    "legend.fontsize": LEGEND_SIZE,
-    "legend.frameon": False,
-    "svg.hashsalt": "ringsim",  # makes the ids in the file reproducible
-    # users' names may contain dollar signs, which do not begin formulas
-    "text.parse_math": False,
-    "svg.fonttype": "path",  # draws glyphs as shapes, so that text does not depend on fonts
 }
 
 
@@ -133,16 +119,6 @@ THEMES: Final = {  # ground, ink
     "light": (GROUND, INK),
     "dark": (LOOKS["ground"].dark, LOOKS["ink"].dark),
 }
-SMALL: Final = 6.5  # points
-COMPACT_LEGEND: Final = {
-    "handlelength": 1.2, "handleheight": 0.8, "handletextpad": 0.4, "columnspacing": 0.9
-}  # fmt: skip
-COMPACT: Final[dict[Any, Any]] = {
-    "font.size": 8, "axes.labelsize": SMALL, "axes.linewidth": 0.6, "axes.labelpad": 2.0,
-    "hatch.linewidth": 0.6,
-    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), SMALL),
-    **dict.fromkeys(("xtick.major.size", "xtick.major.pad", "ytick.major.pad"), 2.0),
-}  # fmt: skip
 CAPTION: Final = "caption"  # the id of the hidden text with a figure's caption
 _compact: ContextVar[bool] = ContextVar("compact", default=False)
 _aside: ContextVar[bool] = ContextVar("aside", default=False)
@@ -202,7 +178,9 @@ def letters(points: float) -> float:
 
     Compact pictures have only two font sizes.
     """
-    return points if not _compact.get() else 8.0 if points >= TITLE_SIZE else SMALL
+    if not _compact.get():
+        return points
+    return float(COMPACT["axes.titlesize" if points > SUBTITLE_SIZE else "axes.labelsize"])
 
 
 def tint(part: Figure | Axes, theme: str | None) -> None:
@@ -300,14 +278,13 @@ def swatch(look: Look, label: str | None = None) -> Patch:
         edgecolor=look.ink,
         hatch=look.hatch or None,
         linewidth=0.5,
-        label=_name(look) if label is None else label,
+        label=name_look(look.name) if label is None else label,
     )
 
 
-def _name(look: Look) -> str:
+def name_look(name: str) -> str:
     """Returns the name of a look in a legend, which is short in a compact picture."""
-    short = _SHORT.get(look.name, look.name.removeprefix("backward: "))
-    return short if _compact.get() else look.name
+    return _SHORT.get(name, name.removeprefix("backward: ")) if _compact.get() else name
 
 
 def entry(label: str, **look: Any) -> Line2D:
@@ -318,6 +295,22 @@ def entry(label: str, **look: Any) -> Line2D:
 def fade(colour: str, share: float) -> str:
     """Returns a paler colour; a share of 0 leaves it unchanged, and a share of 1 makes it white."""
     return _mix(colour, GROUND, share)
+
+
+def spread(places: Sequence[float], least: Any) -> Any:
+    """Returns places in the same order, moved to be at least ``least`` apart.
+
+    ``least`` is one distance, or a distance from each place to the next, in ascending order.
+    """
+    order = np.argsort(places, kind="stable")
+    gaps = np.broadcast_to(least, max(len(order) - 1, 0))
+    steps = np.append(0, np.cumsum(gaps))[: len(order)]
+    # these must not decrease, so push them up and down, and average the two results
+    apart = np.asarray(places, dtype=np.float64)[order] - steps
+    pushed = np.maximum.accumulate(apart) + np.minimum.accumulate(apart[::-1])[::-1]
+    moved = np.empty(len(order))
+    moved[order] = pushed / 2 + steps
+    return moved
 
 
 def percent(share: float) -> str:
@@ -376,12 +369,8 @@ def dress(
     """
     to_points, compact = 72 / ax.figure.dpi, _compact.get()
     notes = [*notes, footer(metadata)]
-    if compact:
-        label = ax.get_xlabel() or next((one.get_xlabel() for one in ax.child_axes), "")
-        axis = f"Horizontal axis: {label}" if label else ""
-        known = [*filter(None, (title, subtitle, axis)), *notes]
-        caption = "\n".join(line[:1].upper() + line[1:].rstrip(".") + "." for line in known)
-        ax.figure.text(0, 0, caption, visible=False, gid=CAPTION)
+    if error := describe_replay(metadata):
+        title += f" (predicted; {error})"
     panels: list[Any] = [ax, *ax.child_axes]
     for panel in panels:
         most = int(points(panel)[1] / (panel.yaxis.label.get_fontsize() * LETTER))
@@ -397,8 +386,15 @@ def dress(
         below = -points(ax)[1] * 0.6
         room = ASIDE_INCHES * 72
     if handles:
-        below += _add_legend(ax, handles, columns, room, (x, -below)) + GAP_POINTS
+        height, omitted = _add_legend(ax, handles, columns, room, (x, -below))
+        below += height + GAP_POINTS
+        if omitted:
+            notes.insert(0, f"Not in the legend: {', '.join(map(_describe_entry, omitted))}")
     if compact:
+        axis = next(filter(None, (panel.get_xlabel() for panel in panels)), "")
+        known = filter(None, (title, subtitle, axis and f"Horizontal axis: {axis}", *notes))
+        caption = "\n".join(line[:1].upper() + line[1:].rstrip(".") + "." for line in known)
+        ax.figure.text(0, 0, caption, visible=False, gid=CAPTION)
         return
     for size, colour, line in [*((9, INK, note) for note in notes[:-1]), (8.5, MUTED, notes[-1])]:
         folded = textwrap.wrap(
@@ -430,52 +426,64 @@ def _add_heading(ax: Axes, title: str, subtitle: str, room: float) -> None:
 
 def _add_legend(
     ax: Axes, handles: Sequence[Artist], columns: int, room: float, offset: tuple[float, float]
-) -> float:
+) -> tuple[float, list[Artist]]:
     """Adds a legend at ``offset`` points from the axes' corner.
 
-    It has as many columns as fit or, in a compact picture, lines that are as full as possible.
-    Returns the height of the legend in points.
+    It has as many columns as fit. In a compact picture, it has one line with the entries that fit,
+    preferably those of the looks that fill the largest areas. Returns the height of the legend in
+    points, and the omitted entries.
     """
     to_points = 72 / ax.figure.dpi
+    shift = ScaledTranslation(offset[0] / 72, offset[1] / 72, ax.figure.dpi_scale_trans)
+    place: Any = {"bbox_to_anchor": (0, 0), "bbox_transform": ax.transAxes + shift}
 
-    def write(some: Sequence[Artist], number: int, below: float = 0.0) -> Any:
-        shift = ScaledTranslation(
-            offset[0] / 72, (offset[1] - below) / 72, ax.figure.dpi_scale_trans
-        )
-        legend = ax.legend(
-            handles=list(some), loc="upper left", ncols=number, borderaxespad=0, borderpad=0,
-            bbox_to_anchor=(0, 0), bbox_transform=ax.transAxes + shift,
-            **(COMPACT_LEGEND if _compact.get() else {"handlelength": 1.8, "columnspacing": 1.4}),
-        )  # fmt: skip
+    def write(some: Sequence[Artist], number: int) -> tuple[float, float]:
+        legend: Any = ax.legend(handles=list(some), loc="upper left", ncols=number, **place)
         legend.set_zorder(20)
-        return legend
-
-    def fits(some: Sequence[Artist], number: int) -> bool:
-        return bool(write(some, number).get_window_extent().width * to_points <= room)
+        box = legend.get_window_extent()
+        return box.width * to_points, box.height * to_points
 
     for handle in handles:
-        label, most = str(handle.get_label()), MOST_LETTERS
-        handle.set_label(shorten(label, most))
-        while len(label) > LEAST_LETTERS < most and not fits([handle], 1):
-            most -= 4
+        label = str(handle.get_label())
+        for most in range(MOST_LETTERS, LEAST_LETTERS, -4):
             handle.set_label(shorten(label, most))
-    if not _compact.get():
-        number = min(columns, len(handles))
-        while number > 1 and not fits(handles, number):
-            number -= 1
-        return float(write(handles, number).get_window_extent().height * to_points)
-    lines: list[list[Artist]] = [[]]
-    for handle in handles:
-        if lines[-1] and not fits([*lines[-1], handle], len(lines[-1]) + 1):
-            lines.append([])
-        lines[-1].append(handle)
-    below = 0.0
-    for number, line in enumerate(lines):
-        previous: Any = ax.get_legend()
-        if number:
-            ax.add_artist(previous)  # so that the next line does not replace it
-        below += write(line, len(line), below).get_window_extent().height * to_points + 1
-    return below
+            if len(label) <= LEAST_LETTERS or write([handle], 1)[0] <= room:
+                break
+    if _compact.get():
+        areas = _measure_areas(ax)
+        shown: list[Artist] = []
+        for handle in sorted(handles, key=lambda handle: -areas[_face(handle)]):
+            if not shown or write([*shown, handle], len(shown) + 1)[0] <= room:
+                shown.append(handle)
+        omitted = [handle for handle in handles if handle not in shown]
+        return write([one for one in handles if one in shown], len(shown))[1], omitted
+    number = min(columns, len(handles))
+    while (size := write(handles, number))[0] > room and number > 1:
+        number -= 1
+    return size[1], []
+
+
+def _measure_areas(ax: Axes) -> Counter[str]:
+    """Adds up the areas of all bars by colour."""
+    areas: Counter[str] = Counter()
+    for bars in ax.findobj(PolyCollection):
+        sizes = [np.ptp(path.vertices, axis=0).prod() for path in bars.get_paths()]
+        colours: Any = bars.get_facecolor()  # none, or one for all bars
+        areas.update({to_hex(colour): sum(sizes) for colour in colours[:1]})
+    return areas
+
+
+def _face(handle: Any) -> str:
+    return to_hex(handle.get_facecolor()) if isinstance(handle, Patch) else ""
+
+
+def _describe_entry(handle: Any) -> str:
+    """Describes a legend entry in words, with the hue, which is the same in both themes."""
+    hue, saturation, _ = rgb_to_hsv(to_rgb(_face(handle) or handle.get_color()))
+    hatch = isinstance(handle, Patch) and handle.get_hatch()
+    looks = [_HUES[round(hue * 12) % 12]] if saturation > 0.25 else []
+    looks += [f"hatched {hatch[0]}"] if hatch else []
+    return f"{handle.get_label()} ({', '.join(looks)})" if looks else str(handle.get_label())
 
 
 def caption(figure: Figure) -> str:

@@ -6,6 +6,7 @@ This module also draws the picture that a notebook shows for a trace, with ring 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
@@ -14,15 +15,18 @@ import numpy as np
 from ringsim.diagnose.snapshot import reopen
 from ringsim.plot import sheet, style
 from ringsim.plot.bars import FIRST_SPAN, UNFINISHED, Bars, choose_messages, make_bars, merge
-from ringsim.plot.ghosts import draw_recorded, fit_axis, make_room
+from ringsim.plot.ghosts import draw_recorded, fit_axis
 from ringsim.plot.pipeline_step import microbatch_entry, picture_step, step_picture
 from ringsim.plot.ring import ring_picture
 from ringsim.plot.rows import (
+    EDGE,
     LEAST_ROW_POINTS,
+    LEAST_SIZE,
+    LETTER,
     SLOTS,
-    Lanes,
     RankRows,
     TimeAxis,
+    divide,
     lay_rows,
     looks_of,
     strip_inches,
@@ -48,20 +52,13 @@ MOST_STRIPES: Final = 64  # with more rows, there are no stripes behind them
 MOST_SPAN_NAMES: Final = 8  # the most span names in the legend: one for each look
 MOST_MARK_NAMES: Final = 100
 MARK_NAME_SIZE: Final = 7.5  # points
-MOST_NAMES: Final = 500  # the most names in boxes
-NAME_SIZE: Final = 8.0  # points
-LEAST_SIZE: Final = 5.0  # points; smaller text would be illegible
-LETTER: Final = 0.62  # the width of a letter, as a share of the font's size
 HEAD_POINTS: Final = 1.0  # the width of an arrow's shaft; matplotlib's unit for the head
 COMPACT_HEAD_POINTS: Final = 0.6
 MERGED_SLOTS: Final = 400  # the number of slots if rows combine several ranks
 MERGED_ROW_POINTS: Final = 12.0  # the least height of a row that combines several ranks
-# the distance from the middle of a row, which is 1 high, to the edges of its outer lanes, and the
-# height of the lanes for sends and recvs, if there are spans above
-EDGES: Final = (0.42, 0.32)
-COMPACT_EDGES: Final = (0.48, 0.26)
+COMPACT_EDGE: Final = 0.48
+OPERATIONS: Final = 0.32  # the height of the lanes for sends and recvs, if there are spans above
 MARKS: Final = 0.17  # the height of the strip for marks
-GAP: Final = 0.03
 # the scale of pictures in a notebook; their text keeps its size, so that it stays legible
 SMALLER: Final = 0.68
 
@@ -223,9 +220,13 @@ def _lay_out(trace: Trace, bars: Bars, axis: TimeAxis, ax: Axes) -> RankRows:
         names.append(name)
     time = "time since the first event" if axis.first_ns else "time since the start of the run"
     length = max(axis.last_ns - axis.first_ns, 1) / axis.unit_ns
-    lanes = _divide(trace, bars)
-    if trace.recorded is not None:
-        lanes = make_room(lanes)
+    lanes = divide(
+        bars.depths,
+        strip=MARKS * bool((trace.events.kind == MARK).any()),
+        operations=OPERATIONS * bool((bars.lane >= bars.depths).any()),
+        has_ghosts=trace.recorded is not None,
+        edge=COMPACT_EDGE if style.is_compact() else EDGE,
+    )
     rows = lay_rows(ax, names, length, time, axis.unit, lanes, ranks=ranks)
     firsts = np.arange(ranks, trace.world_size, ranks)
     borders = np.flatnonzero(trace.crosses(firsts - 1, firsts)) + 0.5
@@ -234,23 +235,6 @@ def _lay_out(trace: Trace, bars: Bars, axis: TimeAxis, ax: Axes) -> RankRows:
     for row in range(0, len(names) if len(names) <= MOST_STRIPES else 0, 2):
         ax.axhspan(row - 0.5, row + 0.5, color=LOOKS["field"].light, linewidth=0, zorder=0)
     return rows
-
-
-def _divide(trace: Trace, bars: Bars) -> Lanes:
-    """Divides a row into lanes for the kinds of events that the trace contains."""
-    has_operations = bool((bars.lane >= bars.depths).any())
-    edge, operations = COMPACT_EDGES if style.is_compact() else EDGES
-    top = -edge + (MARKS + GAP) * (trace.events.kind == MARK).any()
-    split = top if has_operations else edge  # separates spans from sends and recvs
-    if has_operations and bars.depths:
-        split = edge - operations
-    spans = np.linspace(top, split - GAP if has_operations else split, bars.depths + 1)
-    middle = (split + edge) / 2
-    return Lanes(
-        top=np.concatenate([spans[:-1], [split, middle + GAP / 2, split]]),
-        bottom=np.concatenate([spans[1:], [middle - GAP / 2, edge, edge]]),
-        marks=(-edge, -edge + MARKS),
-    )
 
 
 def _draw_open_ends(rows: RankRows, bars: Bars, axis: TimeAxis) -> None:
@@ -274,44 +258,32 @@ def _draw_open_ends(rows: RankRows, bars: Bars, axis: TimeAxis) -> None:
 
 
 def _draw_span_names(rows: RankRows, trace: Trace, bars: Bars, axis: TimeAxis) -> None:
-    """Writes names, stages and microbatches into spans with room, starting with the widest."""
+    """Writes names, stages and microbatches into spans with room."""
     spans = np.flatnonzero(bars.look >= FIRST_SPAN)
-    if len(spans) == 0:
-        return
-    room = (bars.end_ns[spans] - bars.start_ns[spans]) / axis.unit_ns / rows.per_point
-    room -= 1 if style.is_compact() else 4
-    lane = np.min((rows.lanes.bottom - rows.lanes.top)[: bars.depths])
-    size = min(style.letters(NAME_SIZE), rows.points * lane * 0.85)
-    if size < LEAST_SIZE:
-        return
-    if style.is_compact():
-        size = LEAST_SIZE
     looks = looks_of(bars)
-    widest = np.argsort(-room, kind="stable")[:MOST_NAMES]
-    for bar, space in zip(spans[widest].tolist(), room[widest].tolist(), strict=True):
-        fitting = [
-            text
-            for text in _span_texts(trace, bars.event[bar])
-            if text and len(text) * LETTER * size <= space
-        ]
-        if fitting:
-            middle = float(axis.at(bars.start_ns[bar] / 2 + bars.end_ns[bar] / 2))
-            colour = looks[bars.look[bar]].colour
-            rows.write(bars.rank[bar], bars.lane[bar], middle, fitting[0], size=size, colour=colour)
+    if len(spans):
+        rows.write_in(
+            bars.rank[spans],
+            bars.lane[spans],
+            axis.at(bars.start_ns[spans]),
+            axis.at(bars.end_ns[spans]),
+            lambda number: _span_texts(trace, bars.event[spans[number]]),
+            lambda number: looks[bars.look[spans[number]]].colour,
+        )
 
 
-def _span_texts(trace: Trace, event: int) -> tuple[str, ...]:
+def _span_texts(trace: Trace, event: int) -> Sequence[str]:
     """Returns the possible texts for a span, from longest to shortest."""
     events = trace.events
     label, stage, microbatch = events.label[event], events.stage[event], events.microbatch[event]
     name = span_text(events.tables.labels[label]) if label != NONE else ""
     number = str(microbatch) if microbatch != NONE else ""
     if style.is_compact() and number:  # the legend has the names
-        return (number,)
+        return [number]
     full = (name, f"stage {stage}" if stage != NONE else "", number and f"microbatch {number}")
     short = LOOKS[find_meanings([name])[0]].short
     names = " ".join(filter(None, (name, number))), number and short + number
-    return ", ".join(filter(None, full)), *names, number
+    return [*filter(None, (", ".join(filter(None, full)), *names, number))] or [""]
 
 
 def _message(trace: Trace, bars: Bars) -> tuple[str, str]:

@@ -5,8 +5,7 @@ The last moments of the timeline are drawn next to the graph.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
@@ -17,6 +16,7 @@ from matplotlib.text import Text
 from ringsim.plot import sheet, style
 from ringsim.plot.bars import time_range
 from ringsim.plot.paths import Points, bow, node
+from ringsim.plot.ring import draw_node
 from ringsim.plot.sheet import Picture
 from ringsim.plot.timeline import timeline_picture
 from ringsim.traces.display import Images, Style
@@ -53,17 +53,12 @@ MOST_NOTES: Final = 4  # the most lines of the first finding
 # The label of an arrow never covers a node or another label, and covers an arrow only if there is
 # no room elsewhere.
 LABEL_SIZE: Final = 8.5
-# the possible positions of a label along the arrow, as shares of its length
-ALONG: Final = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8)
-AWAY: Final = (0.05, 0.15, 0.3, 0.5)  # the possible distances from the arrow
-# the possible shifts up or down, as shares of the label's height
-RAISED: Final = (0.0, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0)
-CLEAR: Final = 0.03  # the least distance between two boxes, or between a box and an arrow
-# The costs of a position: for its distance from the arrow, for a shift up or down, for being on the
-# side towards the centre, and for each covered point.
-FAR_AWAY: Final = 3.0
+PLACES: Final = 65  # the number of possible positions of a label in each direction
+OUTSIDE: Final = 1.1  # how far outside the arrow a label should be
+CLEAR: Final = 0.04  # the least distance between two boxes, or between a box and an arrow
+# The cost of a position is its distance from the arrow, plus these costs: for the distance of the
+# label's middle, and for each covered point.
 OFF: Final = 0.3
-INSIDE: Final = 0.2
 COVERED: Final = 0.15
 
 _RUNNING: Final = (LOOKS["running"].name, style.GROUND, LOOKS["running"].light, "solid")
@@ -281,31 +276,17 @@ def _label(operations: list[Operation]) -> str:
 def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: str) -> list[Any]:
     """Draws a rank's node and, unless the rank is blocked, the rank's state next to it.
 
-    Returns the boxes around the node and the text.
+    Returns the middles and half of the sizes of the node and the text.
     """
     words, fill, outline, dashes = _LOOKS.get(state, ("", style.GROUND, style.INK, "solid"))
-    ax.add_patch(
-        Circle(
-            (x, y),
-            radius,
-            facecolor=fill,
-            edgecolor=outline,
-            linewidth=2.0,
-            linestyle=dashes,
-            zorder=6,
-            gid=f"rank-{rank}",
-        )
-    )
+    look: Any = {"facecolor": fill, "edgecolor": outline, "linestyle": dashes, "linewidth": 2}
     ink = style.GROUND if fill == style.INK else style.INK
     size = style.letters(13 * min(1.0, radius / 0.17))
-    ax.text(
-        x, y, str(rank), ha="center", va="center", weight="bold", fontsize=size, color=ink, zorder=7
-    )
-    taken = [np.array([x - radius, y - radius, x + radius, y + radius])]
+    draw_node(ax, rank, (x, y), radius, size, ink=ink, **look)
+    taken: list[Any] = [((x, y), radius)]
     if words:
         at = np.array([x, y + (radius + 0.1) * (1 if y >= -0.01 else -1)])
-        _, half = _write_words(ax, words, at, zorder=7)
-        taken.append(np.concatenate([at - half, at + half]))
+        taken.append((at, _write_words(ax, words, at, zorder=7)[1]))
     return taken
 
 
@@ -340,43 +321,26 @@ def _label_edges(
     """Writes labels next to some arrows, starting with the most important one.
 
     Each label is a text and the path of its arrow. A label never covers the boxes ``taken`` by
-    nodes and other text, and covers one of the arrows' ``paths`` only if there is no room
-    elsewhere. The axes must have their final size and range. Returns the number of labels that were
-    not written because there was no room.
+    nodes and other text (their middles, and half of their sizes), and covers one of the arrows'
+    ``paths`` only if there is no room elsewhere. The axes must have their final size and range.
+    Returns the number of labels that were not written because there was no room.
     """
-    low, high = np.sort([ax.get_xlim(), ax.get_ylim()]).T
-    points, missing = np.concatenate([np.empty((0, 2)), *paths]), 0
+    grid = (np.linspace(-half, half, PLACES) for half in HALF)
+    places = np.stack(np.meshgrid(*grid), axis=-1).reshape(-1, 2)
+    points, missing = np.concatenate([np.empty((0, 2)), *paths])[::2], 0
     for text, path in labels:
         written, half = _write_words(ax, text, (0, 0), zorder=5, linespacing=1.1)
-        places = np.array(list(_places(path, *(2 * half))))
-        cost, middle, others = places[:, 0], places[:, None, 1:], np.array(taken)
-        between = np.maximum(others[:, :2] - middle - half, middle - half - others[:, 2:])
-        fits = ((middle - half >= low) & (middle + half <= high)).all(axis=(1, 2))
-        fits &= (between >= CLEAR).any(axis=2).all(axis=1)
-        covers = (abs(points - middle) <= half + CLEAR).all(axis=2).sum(axis=1)
-        total = np.where(fits, cost + COVERED * covers, np.inf)
-        best = total.argmin()
-        if fits[best]:
-            written.set_position(tuple(places[best, 1:]))
-            taken = [*taken, np.concatenate([middle[best, 0] - half, middle[best, 0] + half])]
+        off = abs(places - OUTSIDE * path[len(path) // 2])
+        cost = np.hypot(*np.maximum(off - half, 0).T) + OFF * np.hypot(*off.T)
+        cost += COVERED * (abs(points - places[:, None]) < half + CLEAR).all(axis=2).sum(axis=1)
+        cost[(abs(places) + half > HALF).any(axis=1)] = np.inf
+        for middle, reach in taken:
+            cost[(abs(places - middle) < half + reach + CLEAR).all(axis=1)] = np.inf
+        best = cost.argmin()
+        if np.isfinite(cost[best]):
+            written.set_position(tuple(places[best]))
+            taken = [*taken, (places[best], half)]
         else:
             written.remove()
             missing += 1
     return missing
-
-
-def _places(path: Points, width: float, height: float) -> Iterator[tuple[float, float, float]]:
-    """Yields (cost, x, y) for possible positions of a box's centre, next to or on a path."""
-    for share in ALONG:
-        index = round(share * (len(path) - 1))
-        point, way = path[index], path[min(index + 1, len(path) - 1)] - path[max(index - 1, 0)]
-        normal = np.array([way[1], -way[0]]) / max(float(np.hypot(*way)), 1e-9)
-        # the distance from the middle of the box to its side, along the normal
-        reach = (abs(normal[0]) * width + abs(normal[1]) * height) / 2
-        off_middle = abs(share - 0.5)
-        yield off_middle + FAR_AWAY * AWAY[0], *point
-        for side, away, raised in itertools.product((normal, -normal), AWAY, RAISED):
-            x, y = point + side * (away + reach)
-            towards_centre = INSIDE if side @ point < 0 else 0.0
-            cost = off_middle + FAR_AWAY * away + towards_centre + OFF * abs(raised)
-            yield cost, x, y + raised * height
