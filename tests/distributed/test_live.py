@@ -35,10 +35,10 @@ def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
 
 
-def write_script(body: str) -> str:
+def write_script(body: str, name: str = "train.py") -> str:
     begin = "import time, ringsim, torch, torch.distributed as dist\n"
-    Path("train.py").write_text(f"{begin}dist.init_process_group('gloo')\n{body}")
-    return "train.py"
+    Path(name).write_text(f"{begin}dist.init_process_group('gloo')\n{body}")
+    return name
 
 
 # rank 2 is late in each of three steps, and the others wait for it
@@ -147,34 +147,35 @@ def test_without_a_terminal_the_lines_are_printed_to_the_log() -> None:
 
 
 def test_watch_shows_a_run_of_another_terminal() -> None:
-    script = write_script("time.sleep(600 if dist.get_rank() else 0)\ndist.barrier()\n")
+    body = "time.sleep(600 if dist.get_rank() else 0)\ndist.barrier()\n"
+    script = write_script(body, f"train{os.getpid()}.py")  # other runs of this user are listed, too
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     command = [*RINGSIM, "trace", "-n", "2", script, "--flag"]
     with subprocess.Popen(command, **quiet, start_new_session=True) as run:
         try:
-            assert until(lambda: "train.py --flag" in watch().stdout, 200)
+            assert until(lambda: f"{script} --flag" in watch().stdout, 200)
             listed = watch().stdout
-            directory = Path.cwd() / "train.ringtrace.parts"
-            assert f"\n{directory}: train.py --flag\n" in listed
+            directory = Path.cwd() / f"train{os.getpid()}.ringtrace.parts"
+            assert f"\n{directory}: {script} --flag\n" in listed
             missing = watch("other.py")
             assert missing.returncode == 2
             assert "RUN must name exactly one of your runs, got 'other.py'" in missing.stderr
             assert str(directory) in missing.stderr
-            for name in ("train.py", str(directory)):
+            for name in (script, str(directory)):
                 with closing(Terminal(*RINGSIM, "watch", name)) as terminal:
                     assert until(lambda shown=terminal: "rank 0 waits" in shown.text, 100)
                     assert re.search(r"rank 0 waits \d+\.\d s for rank 1: barrier", terminal.text)
                     os.killpg(terminal.process.pid, signal.SIGINT)
                     assert terminal.wait() == 130
             assert run.poll() is None  # it has not noticed
-            with closing(Terminal(*RINGSIM, "watch", "train.py")) as terminal:
+            with closing(Terminal(*RINGSIM, "watch", script)) as terminal:
                 assert until(lambda: "rank 0 waits" in terminal.text, 100)
                 run.send_signal(signal.SIGINT)
                 assert terminal.wait() == 0
             assert lines_on_screen(terminal.text) == ["The run has ended."]
         finally:
             run.kill()
-    assert watch().stdout == "Your runs: none\n"
+    assert str(directory) not in watch().stdout
 
 
 def watch(*name: str) -> subprocess.CompletedProcess[str]:
