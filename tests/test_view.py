@@ -116,6 +116,18 @@ def test_the_page_may_run_nothing_but_its_own_program(tmp_path: Path) -> None:
     assert not re.search(r"https?://|(?:src|href)=\"(?!data:)", page)
 
 
+WIDE = {"columns.js", "pyramid.js", "steps.js", "critical.js"}  # with longer lines, for now
+
+
+def test_the_program_is_small_and_its_lines_are_short() -> None:
+    page = Path(ringsim.__file__).parent / "view/page"
+    texts = {path.name: path.read_text("utf-8") for path in page.iterdir()}
+    assert sum(len(text.encode()) for text in texts.values()) < 200_000
+    program = {name for name in texts if name.endswith(".js")} - WIDE
+    long = {name: max(map(len, texts[name].splitlines())) for name in program}
+    assert {name for name in program if long[name] > 100} == set()
+
+
 def test_mistakes_are_told(tmp_path: Path) -> None:
     trace = pipeline(2)
     for several in ([], [trace] * 9):

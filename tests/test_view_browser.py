@@ -266,7 +266,7 @@ def test_keys_work_at_once_and_the_panel_can_be_resized(open_page: Open) -> None
     view.part("divider").press("ArrowLeft")
     width, stage = view.part("side").bounding_box(), view.part("stage").bounding_box
     assert width["width"] > beside["width"]
-    assert view.get("timeline.width") == stage()["width"]
+    view.until(f"timeline.width === {stage()['width']}")
     keys.press("q")
     assert (view.part("side").is_visible(), stage()["width"]) == (False, 1200)
     keys.press("q")
@@ -282,7 +282,7 @@ def test_the_legend_shows_and_hides_everything_that_is_drawn(open_page: Open) ->
     run = ringsim.simulate_schedule("1f1b", Costs(latency=0.1), num_ranks=4, num_microbatches=4)
     view = open_page(run.trace())
     view.text("panel")
-    drawn = "(timeline.draw(), [timeline.canvas.toDataURL(), timeline.overlay.toDataURL()])"
+    drawn = "(timeline.draw(), [timeline.canvas.toDataURL(), timeline.overlay.innerHTML])"
     entries = view.part("legend").get_by_role("button").all()
     names = [entry.inner_text().split(" ", 1)[1] for entry in entries]
     assert {"forward", "backward", "step", "bubble", "critical path", "message"} < {*names}
@@ -405,7 +405,7 @@ def test_the_ring_shows_who_waits_for_whom(
 ) -> None:
     view = open_page(trace)
     for width in (340, 260):
-        view.get("document.querySelector('aside').style.width = a", f"{width}px")
+        view.get("document.querySelector('.side').style.width = a", f"{width}px")
         view.get("(timeline.head = a, view.ring.draw())", head)
         assert seen in view.get("view.ring.boxes.map(({ text }) => text)")
         assert view.get(COLLISIONS) == []
@@ -529,7 +529,7 @@ def test_rows_of_a_thousand_ranks_fold_except_for_the_straggler(open_page: Open)
     # in the strip below, the straggler computes while all others wait
     strip = """[...new Uint32Array(timeline.overview.getContext("2d").getImageData(
         GUTTER + Math.round((timeline.width - GUTTER) * 6 / 9), 0, 1, 48).data.buffer)]"""
-    assert len(set(view.get(strip))) == 4  # the computation, waits, nothing, the frame
+    assert len(set(view.get(strip))) == 3  # the computation, waits, nothing
     view.part("stage").click(position={"x": 20, "y": 45})
     view.until("timeline.rows.some((row) => row.ranks.join() === '1')")
     view.part("stage").click(position={"x": 20, "y": 40})
@@ -639,7 +639,7 @@ def test_the_code_shows_where_each_rank_is(open_page: Open) -> None:
     assert view.get("[...[...timeline.found.values()][0]]") == [0, 1, 0, 1]
     walked = []
     for button in ("next", "next", "previous"):
-        view.page.locator(".code").get_by_role("button", name=button).click()
+        view.page.get_by_role("button", name=button, exact=True).click()
         walked.append(view.get("timeline.selected.event"))
     assert walked == [second, first, second]
     view.text("panel")
@@ -798,7 +798,7 @@ def test_an_explorer_is_an_aligned_grid_with_its_picture_first(open_page: Open) 
         assert len({tuple(edge for part in row for edge in part[:2][1:]) for row in rows}) <= 2
         chart, table, drawn = (
             view.get(f"document.querySelector('{part}').getBoundingClientRect().toJSON()")
-            for part in (".picture canvas", ".words table", ".parts > .ringsim")
+            for part in (".picture svg", ".words table", ".parts > .ringsim")
         )
         assert chart["bottom"] < 900, "the chart is above the fold"
         assert chart["bottom"] < drawn["top"]

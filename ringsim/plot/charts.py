@@ -550,8 +550,16 @@ def _draw_edge(curve: Curve, panels: _Panels, *, alone: bool) -> None:
         for panel, band in zip(panels, (curve.band_gb_per_s, curve.latency_band_us), strict=True):
             low, high = band[:, part]
             if alone and np.isfinite((low, high)).all():
-                fill: Any = {"color": look.light, "alpha": 0.22, "linewidth": 0, "zorder": 2}
-                panel.fill_between(curve.size_bytes[part], low, high, gid=f"band {name}", **fill)
+                panel.fill_between(
+                    curve.size_bytes[part],
+                    low,
+                    high,
+                    color=look.light,
+                    alpha=0.22,
+                    linewidth=0,
+                    zorder=2,
+                    gid=f"band {name}",
+                )
 
 
 def _draw_fit(curve: Curve, panels: _Panels, *, name: bool) -> None:
@@ -864,8 +872,8 @@ def _draw_use(
         handles.append(style.entry(f"{name}, closed form", linestyle=line, **look))
         stuck = [number for number, use in zip(turns, uses, strict=True) if use == 0]
         size = 110 if async_comm else 60
-        cross: Any = {"marker": "x", "color": colour, "linewidths": 1.8, "zorder": 5}
-        ax.scatter(stuck, [0.0] * len(stuck), s=size, **cross)
+        zeros = [0.0] * len(stuck)
+        ax.scatter(stuck, zeros, s=size, marker="x", color=colour, linewidths=1.8, zorder=5)
         own = [point for point in measured if point.async_comm is async_comm]
         ax.scatter(
             [point.num_inner_iterations for point in own],

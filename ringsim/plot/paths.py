@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 Points = npt.NDArray[Any]
-STEPS: Final = 49
+STEPS: Final = 97
 
 
 def node_angle(rank: int, world_size: int) -> float:
@@ -62,16 +62,12 @@ def arrow(path: Points, width: float, *, head: float) -> Points:
     The outline is a closed polygon. Its point ``len // 2`` is the tip, at the end of the path. The
     arrowhead is ``head`` long and about as wide, but takes at most half of the path.
     """
-    along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(path, axis=0).T))])
-    neck = along[-1] - min(head, along[-1] / 2)
-    neck_point = np.array([np.interp(neck, along, path[:, 0]), np.interp(neck, along, path[:, 1])])
-    shaft = np.concatenate([path[along < neck], neck_point[None]])
-    normals = _normals(np.concatenate([shaft, path[-1:]]))[:-1]
-    side = normals * width / 2
-    wing = normals[-1] * max(head * 0.45, width * 0.75)
-    return np.concatenate(
-        [shaft + side, [neck_point + wing, path[-1], neck_point - wing], (shaft - side)[::-1]]
-    )
+    along = np.append(0.0, np.cumsum(np.hypot(*np.diff(path, axis=0).T)))
+    is_shaft = along <= along[-1] - min(head, along[-1] / 2)
+    shaft, normals = path[is_shaft], _normals(path)[is_shaft]
+    side, wing = normals * width / 2, normals[-1] * max(head * 0.45, width * 0.75)
+    tip = [shaft[-1] + wing, path[-1], shaft[-1] - wing]
+    return np.concatenate([shaft + side, tip, (shaft - side)[::-1]])
 
 
 def beside(path: Points, distance: float) -> Points:

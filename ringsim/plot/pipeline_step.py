@@ -157,10 +157,17 @@ def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
         if draw is not None and not compact:
             handles += draw(rows)
     if row >= IDLE_SHARES_FROM and not compact:
-        idle: Any = {"va": "center_baseline", "fontsize": 9, "color": style.MUTED}
-        idle["where"] = "axes fraction", "data"
         for number, share in enumerate(bubble.of_total_by_rank):
-            style.write_beside(ax, f"idle {percent(share)}", (1, number), (5, 0), **idle)
+            style.write_beside(
+                ax,
+                f"idle {percent(share)}",
+                (1, number),
+                (5, 0),
+                where=("axes fraction", "data"),
+                va="center_baseline",
+                fontsize=9,
+                color=style.MUTED,
+            )
     if inches is not None and not compact:
         under = ax.inset_axes(
             (0, -(GAP_INCHES + CURVE_INCHES) / inches, 1, CURVE_INCHES / inches), sharex=ax
@@ -370,8 +377,7 @@ def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
         below = -CURVE_NAME_POINTS * (number + 1)
         style.write_beside(ax, name, (1, 1), (5, below), fontsize=8.5)
     for bound in sorted({bounds[place] for place in chosen} if bounds else ()):
-        dashed: Any = {"linestyle": (0, (4, 3)), "linewidth": 0.9, "gid": "bound"}
-        ax.axhline(bound, color=style.INK, zorder=2, **dashed)
+        ax.axhline(bound, color=style.INK, zorder=2, ls=(0, (4, 3)), linewidth=0.9, gid="bound")
     ax.set_ylim(0, max(*peaks.peaks, *bounds, 1) * 1.12)
     ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     ax.set_ylabel("live activations", fontsize=9)
@@ -479,11 +485,8 @@ def plot_schedule(
         for action, start, end in evaluation.get_computations(rank)
     ]
     actions = StageActions(evaluation.schedule.name, *map(np.array, zip(*timed, strict=True)))
-    messages = evaluation.messages
-    sides = [(one.source, one.rank) for one in messages]
-    sources, targets = np.array(sides, dtype=int).reshape(-1, 2).T
-    times = [(one.posted, one.arrived) for one in messages]
-    posted, arrived = np.array(times, dtype=float).reshape(-1, 2).T
+    flights = [(one.source, one.rank, one.posted, one.arrived) for one in evaluation.messages]
+    sources, targets, posted, arrived = np.array(flights, dtype=float).reshape(-1, 4).T
     picture = StepPicture(
         actions=actions,
         time="time",

@@ -283,8 +283,8 @@ def label_time(ax: Axes, time: str, unit: str) -> None:
         ax.xaxis.label.set_visible(False)
         size = style.letters(1)
         gap = -size * 0.6 - ax.xaxis.get_tick_padding()
-        look: Any = {"ha": "right", "va": "center", "fontsize": size}
-        style.write_beside(ax, unit, (0, 0), (-GAP_POINTS, gap), **look)
+        place = (0, 0), (-GAP_POINTS, gap)
+        style.write_beside(ax, unit, *place, ha="right", va="center", fontsize=size)
 
 
 def strip_inches(rows: int) -> float:

@@ -47,16 +47,7 @@ if TYPE_CHECKING:
 
     from ringsim.simulator.schedules import ScheduleRun
 
-__all__ = [
-    "describe_constants",
-    "describe_length",
-    "draw_path",
-    "find_unit",
-    "list_actions",
-    "measure_shares",
-    "plot_schedule_run",
-    "schedule_run_images",
-]
+__all__ = ["plot_schedule_run", "schedule_run_images"]
 
 MOST_BOXES: Final = 20_000  # schedules with more computations are drawn as a map
 MOST_ROWS: Final = 64  # schedules with more ranks are drawn as a map
@@ -313,7 +304,6 @@ def _draw_shares(ax: Axes, shares: Ints, length: float, ranks: int) -> list[Arti
     # idle time is transparent, so that it has the colour of any ground
     mixed = np.divide(shares @ colours, busy, out=np.ones((*busy.shape[:2], 3)), where=busy > 0)
     image = np.clip(np.concatenate([mixed, busy], axis=-1), 0.0, 1.0)
-    xlim, ylim = ax.get_xlim(), ax.get_ylim()
     ax.imshow(
         image,
         aspect="auto",
@@ -322,7 +312,6 @@ def _draw_shares(ax: Axes, shares: Ints, length: float, ranks: int) -> list[Arti
         zorder=1,
         gid="busy-map",
     )
-    ax.set(xlim=xlim, ylim=ylim)
     handles: list[Artist] = [
         Patch(facecolor=ACTION_LOOKS[letter].colour, label=ACTION_LOOKS[letter].name)
         for code, letter in enumerate(COMPUTE_KINDS)

@@ -119,6 +119,7 @@ THEMES: Final = {  # ground, ink
     "light": (GROUND, INK),
     "dark": (LOOKS["ground"].dark, LOOKS["ink"].dark),
 }
+COLOURS: Final = ("facecolor", "edgecolor", "markerfacecolor", "markeredgecolor", "color")
 CAPTION: Final = "caption"  # the id of the hidden text with a figure's caption
 _compact: ContextVar[bool] = ContextVar("compact", default=False)
 _aside: ContextVar[bool] = ContextVar("aside", default=False)
@@ -205,23 +206,14 @@ def tint(part: Figure | Axes, theme: str | None) -> None:
     def turn(colours: Any) -> Any:
         return _turn(to_rgba_array(colours), to_rgb(ground), to_rgb(ink), dark)
 
-    shapes: list[Any] = [*part.findobj(Patch), *part.findobj(Collection)]
-    for text in part.findobj(Text):
-        patch = text.get_bbox_patch()
-        if patch is None:
-            text.set_color(turn(text.get_color())[0])
-        else:  # text on a bar
-            shapes.append(patch)
-            text.set_color(readable_ink(to_hex(turn(patch.get_facecolor())[0])))
-    for shape in shapes:
-        shape.set(facecolor=turn(shape.get_facecolor()), edgecolor=turn(shape.get_edgecolor()))
-    for line in part.findobj(Line2D):
-        looks = {
-            name: turn(colour)[0]
-            for name in ("color", "markerfacecolor", "markeredgecolor")
-            if str(colour := plt.getp(line, name)) not in ("none", "auto")
-        }
-        line.set(**looks)  # all at once, because a marker may take the line's colour
+    for artist in part.findobj(lambda one: isinstance(one, (Patch, Collection, Line2D, Text))):
+        patch = artist.get_bbox_patch() if isinstance(artist, Text) else None
+        tinted: Any = patch or artist  # the ink of a text on a bar depends on the bar
+        looks = {name: plt.getp(tinted, name) for name in COLOURS if hasattr(tinted, f"get_{name}")}
+        # all at once, because a marker may take the line's colour
+        tinted.set(**{name: turn(one) for name, one in looks.items() if str(one) != "none"})
+        if patch is not None:
+            artist.set(color=readable_ink(to_hex(patch.get_facecolor())))
     for ax in part.get_axes() if isinstance(part, Figure) else [part, *part.child_axes]:
         ax.tick_params(which="both", color=ink, labelcolor=ink, grid_color=turn(GRID)[0])
         for image in ax.get_images():
@@ -408,14 +400,15 @@ def dress(
 def _add_heading(ax: Axes, title: str, subtitle: str, room: float) -> None:
     """Writes the title and the subtitle; long ones first shrink and are then folded."""
     pad = GAP_POINTS + 2
-    looks: Any = {"va": "bottom", "fontsize": SUBTITLE_SIZE, "color": MUTED}
     for text in (subtitle, title):
         if not text:
             continue
         written: Any = (
             ax.set_title(text, loc="left", pad=pad, x=0)
             if text is title
-            else write_beside(ax, text, (0, 1), (0, pad - 1), **looks)
+            else write_beside(
+                ax, text, (0, 1), (0, pad - 1), va="bottom", fontsize=SUBTITLE_SIZE, color=MUTED
+            )
         )
         share = room / written.get_window_extent().width
         written.set_fontsize(written.get_fontsize() * min(1.0, max(share, LEAST_SHRUNK)))
@@ -435,10 +428,15 @@ def _add_legend(
     """
     to_points = 72 / ax.figure.dpi
     shift = ScaledTranslation(offset[0] / 72, offset[1] / 72, ax.figure.dpi_scale_trans)
-    place: Any = {"bbox_to_anchor": (0, 0), "bbox_transform": ax.transAxes + shift}
 
     def write(some: Sequence[Artist], number: int) -> tuple[float, float]:
-        legend: Any = ax.legend(handles=list(some), loc="upper left", ncols=number, **place)
+        legend: Any = ax.legend(
+            handles=list(some),
+            loc="upper left",
+            ncols=number,
+            bbox_to_anchor=(0, 0),
+            bbox_transform=ax.transAxes + shift,
+        )
         legend.set_zorder(20)
         box = legend.get_window_extent()
         return box.width * to_points, box.height * to_points

@@ -327,7 +327,7 @@ def _label_edges(
     """
     grid = (np.linspace(-half, half, PLACES) for half in HALF)
     places = np.stack(np.meshgrid(*grid), axis=-1).reshape(-1, 2)
-    points, missing = np.concatenate([np.empty((0, 2)), *paths])[::2], 0
+    points, missing = np.concatenate([np.empty((0, 2)), *paths])[::4], 0
     for text, path in labels:
         written, half = _write_words(ax, text, (0, 0), zorder=5, linespacing=1.1)
         off = abs(places - OUTSIDE * path[len(path) // 2])

@@ -27,6 +27,7 @@ class Meaning(NamedTuple):
         light: the colour on a light background, as "#RRGGBB".
         dark: the colour on a dark background.
         texture: one of the characters ``/ \ | - + x .``, or "" for none.
+        glyph: the character in the legend of the interactive view, or "" for what is drawn as bars.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Meaning(NamedTuple):
     light: str
     dark: str
     texture: str
+    glyph: str = ""
 
 
 def read_table() -> dict[str, dict[str, dict[str, str]]]:

@@ -187,7 +187,7 @@ def page_text(title: str, body: str, data: Iterable[bytes], *entry: str, more: s
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{html.escape(title)}</title>\n<style>{look}</style>\n</head>\n<body>\n"
-        f"{body}{scripts}<script>{program}</script>\n</body>\n</html>\n"
+        f"<main>\n{body}</main>\n{scripts}<script>{program}</script>\n</body>\n</html>\n"
     )
 
 
@@ -202,10 +202,9 @@ def part(*names: str) -> str:
 
 
 def _variables() -> str:
-    """Returns the colours of texts, borders and areas as variables of the style, for each theme."""
-    looks = {name: LOOKS[name] for name in (*read_table()["paper"], "focus")}
+    """Returns the colours of all meanings as variables of the style, for each theme."""
     light, dark = (
-        " ".join(f"--{name}: {getattr(look, theme)};" for name, look in looks.items())
+        " ".join(f"--{name}: {getattr(look, theme)};" for name, look in LOOKS.items())
         for theme in ("light", "dark")
     )
     return f'.ringsim {{ {light} }}\n.ringsim[data-theme="dark"] {{ {dark} }}\n'

@@ -37,7 +37,7 @@ __all__ = ["View", "view"]
 
 _STYLE = (
     ".ringsim { min-height: 560px; border: 1px solid var(--line); }"
-    ".ringsim aside > canvas { width: min(100%, 220px); }"
+    ".ringsim .side > canvas { width: min(100%, 220px); }"
 )
 
 

@@ -1,51 +1,39 @@
-// Shows a run that continues. Its newest part is renewed again and again, and the window and the playhead follow its end.
+// Shows a run that continues. Its newest part is renewed again and again, and the window and the
+// playhead follow its end.
 
-const NOT_YET = { stuck: "waiting for more than 1 s", unwaited: "not waited for yet" }; // in the legend
+const NOT_YET = { stuck: "waiting for more than 1 s", unwaited: "not waited for yet" };
 
 class LiveView extends View {
   drawnNames() {
-    return super.drawnNames().map(([key, names]) => [key, key in NOT_YET ? new Set([NOT_YET[key]]) : names]);
+    const names = super.drawnNames();
+    for (const key in NOT_YET) if (names.has(key)) names.set(key, new Set([NOT_YET[key]]));
+    return names;
   }
 
   remember() { }
 
-  restore() { this.follow(true); }
+  restore() { this.renew(this.runs[0]); }
 
-  describeRuns() {
-    super.describeRuns();
-    this.say();
-  }
-
-  /** Reports the progress of the run. */
-  say() {
-    const [{ head }] = this.runs, isHeld = this.timeline.selected ? " · held until you press Esc" : "";
-    this.part("source").textContent = `${head.progress} · ${head.title}${isHeld}`;
-  }
-
-  /** Shows a newer part of the run, unless the reader is looking at an event or is dragging. */
+  /** Shows a newer part of the run, unless the reader looks at an event or an area, or drags. */
   renew(run) {
-    const { timeline } = this, { top, unfolded, hidden, notes, grouping, from, until, begin, end } = timeline;
-    if (timeline.selected || timeline.tape || this.pointers.size) return this.say();
+    const { timeline, ring, pointers } = this, { canvas, overlay, overview } = timeline;
+    const { begin, end, from, until, top, unfolded, hidden, notes, grouping } = timeline;
+    const isHeld = timeline.selected || timeline.tape || pointers.size;
+    const { progress, title } = run.head, held = isHeld ? " · held until you press Esc" : "";
+    this.part("source").textContent = `${progress} · ${title}${held}`;
+    if (isHeld) return;
     this.runs = [run];
-    Object.assign(timeline, new Timeline(timeline.canvas, timeline.overlay, timeline.overview, this.runs), { top, unfolded, hidden, notes });
+    const fresh = new Timeline(canvas, overlay, overview, this.runs);
+    const own = { begin: run.size ? run.begin : 0, head: fresh.end };
+    Object.assign(timeline, fresh, { top, unfolded, hidden, notes, ...own });
     timeline.groupBy(grouping);
-    this.ring.found.clear();
-    this.say();
-    if (until >= end) this.follow(from <= begin, until - from);
-    else [timeline.from, timeline.until, timeline.head] = [from, until, timeline.end];
-    const names = new Map(this.drawnNames());
-    if (names.size !== this.names.size) {
-      this.names = names;
-      this.drawLegend();
-    }
+    const by = until >= end ? fresh.end - end : 0; // unless the reader looks at an earlier time
+    if (by && from <= begin) timeline.fit(); else timeline.show(from + by, until + by);
+    ring.found.clear();
+    ring.key = "";
+    const names = this.drawnNames(), isSame = names.size === this.names?.size;
+    this.names = names;
+    if (!isSame) this.drawLegend(); // otherwise, a click on it could be lost
     this.draw();
-  }
-
-  /** Moves the window and the playhead to the end of the run. */
-  follow(isWhole, span) {
-    const { timeline } = this;
-    timeline.begin = this.runs[0].begin;
-    timeline.head = timeline.end;
-    if (isWhole) timeline.fit(); else timeline.show(timeline.end - span, timeline.end);
   }
 }

@@ -86,7 +86,7 @@ function drawActivations(canvas, timeline, run, steps) {
     context.fillText(`rank ${ranks[row]}`, 0, floor - strip / 2);
     context.fillText(`≤ ${peaks[row]}`, width - 22, floor - strip / 2);
     context.fillRect(52, floor, width - 76, 0.5);
-    context.fillStyle = timeline.marks.activations;
+    context.fillStyle = timeline.colourOf.activations;
     for (const [k, [time, count]] of live.entries()) {
       const next = live[k + 1]?.[0] ?? timeline.until;
       if (count > 0 && next > timeline.from && time < timeline.until) {
