@@ -6,6 +6,7 @@ import argparse
 import itertools
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,11 @@ def add_trace(verbs: Verbs[argparse.ArgumentParser]) -> None:
     add_flag(parser, words, "-f", "--force")
     words = "also save the source code of your files, which the page of the trace then shows"
     add_flag(parser, words, "--source")
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="show the run while it runs, in your browser or as one line per rank",
+    )
     parser.add_argument(
         "script",
         metavar="SCRIPT",
@@ -117,7 +123,8 @@ def run_trace(options: argparse.Namespace) -> int:
             f"{escape(str(there))} exists, writing {escape(str(out))} instead (use -f to overwrite)"
         )
     with keep_what_was_recorded(out, source=options.source):
-        trace = run_script(options, keep_at=out.with_name(out.name + ".parts"))
+        parts = out.with_name(out.name + ".parts")
+        trace = run_script(options, keep_at=parts, live=options.live)
     trace.save(out, source=options.source)
     print(trace.summary())
     tell_written(out)
@@ -147,6 +154,11 @@ def record_rank(options: argparse.Namespace, out: Path) -> int:
             f"-n cannot be used if a launcher starts the ranks, got {options.ranks}. Remove -n, or "
             "run without the launcher."
         )
+    if options.live:
+        raise ArgumentError(
+            "--live cannot be used if a launcher starts the ranks. Remove it, and use ringsim "
+            "watch in another terminal."
+        )
     written = record_program(
         options.script, options.arguments, out, check=options.check, module=options.module
     )
@@ -159,12 +171,15 @@ def record_rank(options: argparse.Namespace, out: Path) -> int:
     return 0
 
 
-def run_script(options: argparse.Namespace, *, keep_at: Path | None = None) -> Trace:
+def run_script(
+    options: argparse.Namespace, *, keep_at: Path | None = None, live: bool = False
+) -> Trace:
     """Runs ``options.script`` on ranks, with ``options.arguments``.
 
     Args:
         options: the parsed command line, with the options of ``add_rank_options``.
         keep_at: the directory for the ranks' records, or None for a temporary one.
+        live: whether to show the run while it runs.
 
     Raises:
         ArgumentError: there is no such script, or ``keep_at`` already exists.
@@ -172,6 +187,7 @@ def run_script(options: argparse.Namespace, *, keep_at: Path | None = None) -> T
     """
     from ringsim.launch.api import make_kind
     from ringsim.launch.job import pack_script
+    from ringsim.launch.live import run_live
     from ringsim.launch.run import RunOptions
     from ringsim.launch.run import run as run_job
 
@@ -194,7 +210,10 @@ def run_script(options: argparse.Namespace, *, keep_at: Path | None = None) -> T
         check=options.check,
     )
     try:
-        return run_job(job, kind, RunOptions(limit_s=options.limit, keep_at=keep_at))
+        ranked = RunOptions(limit_s=options.limit, keep_at=keep_at)
+        if live:
+            return run_live(partial(run_job, job, kind), ranked, ranks)
+        return run_job(job, kind, ranked)
     except StartsRanks:
         if options.ranks is not None:
             raise

@@ -116,7 +116,7 @@ def _count(file: Path, whole_table: bool) -> Totals:
         return count_file(file, whole_table=whole_table, on_rank=on_rank)
     finally:
         for line in lines:
-            line.clear()
+            line.close()
 
 
 def write_page(traces: Sequence[Trace], file: Path, names: Sequence[str] = ()) -> None:

@@ -210,10 +210,15 @@ class Head(NamedTuple):
     awaited: tuple[int, ...]
 
 
-class _RankRecords:
-    """One rank's kept operations and threads, numbered by the builder's tables."""
+class RankRecords:
+    """One rank's kept records.
 
-    def __init__(self) -> None:
+    Args:
+        last_kind: records of later kinds, such as MARK, are not kept.
+    """
+
+    def __init__(self, last_kind: int = COLLECTIVE) -> None:
+        self._last_kind = last_kind
         self.slots: Ints = np.zeros(0, dtype=np.int64)
         self.records: Ints = np.zeros(0, dtype=RECORD)
         self.latest = self.records  # the last operation, even if it is no longer kept
@@ -236,7 +241,7 @@ class _RankRecords:
             self._last[thread] = max(
                 self._last.get(thread, NONE), int(slots[records["thread"] == thread].max())
             )
-        operation = OP_KINDS[records["op"]] <= COLLECTIVE
+        operation = OP_KINDS[records["op"]] <= self._last_kind
         if operation.any():
             self.latest = records[operation][-1:].copy()
             self.slots = np.concatenate([self.slots, slots[operation]])
@@ -287,7 +292,7 @@ class SnapshotBuilder:
         self.used_before: set[int] = set()
         self.from_any: set[tuple[int, int]] = set()
         self.elsewhere: set[int] = set()
-        self._ranks = [_RankRecords() for _ in range(world_size)]
+        self._ranks = [RankRecords() for _ in range(world_size)]
         self._numbers: dict[str, dict[Any, int]] = {"group": {}, "payload": {}, "file": {}}
         # pairs dropped by (group, source, destination, tag), calls by (group,)
         self._dropped: dict[tuple[int, ...], int] = {}

@@ -136,9 +136,8 @@ class _Calls:
         self._port = 0  # of the rendezvous, once the rank has joined the others
         self._kept: list[Any] = []  # objects that must stay alive
         self._has_entered = self._is_interruptible = False
-        self._open_groups: set[str] = (
-            set()
-        )  # with operations that earlier calls have left in flight
+        # groups with operations that earlier calls have left in flight
+        self._open_groups: set[str] = set()
         self._steps: Counter[str] = Counter()  # of optimizers in this call, begun and done
 
     def serve(self) -> NoReturn:
@@ -272,6 +271,7 @@ class _Calls:
             )
             self._open_door()
         recorder.set_meta("num_threads", torch.get_num_threads())
+        recorder.set_meta("argv", job.argv)
         if job.check != "basic" or job.inject:
             torch_hooks.uninstall(recorder)
             install_with(job.inject, recorder, job.check)

@@ -41,7 +41,7 @@ from ringsim.diagnose.failure import (
 from ringsim.errors import MessageMismatch
 from ringsim.launch.job import Job
 from ringsim.launch.output import RankOutput
-from ringsim.launch.progress import Progress
+from ringsim.launch.progress import Progress, count_progress
 from ringsim.launch.protocol import ASK, IDLE, OVER, WAKE_S, WHERE, list_unfinished
 from ringsim.launch.ranks import START_S, RankSet
 from ringsim.launch.system import has_proc, look_at_living
@@ -68,8 +68,9 @@ class RunOptions:
         show_hidden: whether output hidden by print suppression is also shown.
         keep_at: the directory for the ranks' records, or None for a private directory that is
             removed at the end.
-        doing: a function that returns a few words for the progress line, given the run's directory,
-            or None for no words.
+        doing: a function that returns the text for the progress line, given the run's directory and
+            a few words about the progress, or None for these words.
+        live: whether ``doing`` shows the run while it runs.
         poll_s: the interval between polls for stuck ranks, in seconds, or None for no polls.
         allows: a function that returns whether the run may continue, given the processes of the
             unfinished ranks, or None for always.
@@ -79,7 +80,8 @@ class RunOptions:
     show: bool = True
     show_hidden: bool = False
     keep_at: Path | None = None
-    doing: Callable[[Path], str] | None = None
+    doing: Callable[[Path, str], str] | None = None
+    live: bool = False
     poll_s: float | None = POLL_S
     allows: Callable[[Collection[int]], bool] | None = None
 
@@ -156,6 +158,7 @@ class Supervisor:
         self.rank_set, self.job, self.options = rank_set, job, options
         self.size = rank_set.kind.world_size
         self.start_ns, self.start_unix_ns = time.monotonic_ns(), time.time_ns()
+        self._progress = Progress(self.size, live=options.live)
         self.ranks = [
             Followed(
                 rank,
@@ -164,6 +167,7 @@ class Supervisor:
                     rank_set.config.for_rank(rank),
                     show=options.show,
                     show_hidden=options.show_hidden,
+                    make_room=self._progress.make_room,
                 ),
             )
             for rank, channel in enumerate(rank_set.channels)
@@ -177,7 +181,6 @@ class Supervisor:
         self._places: dict[int, Place | None] = {}  # the places reported by ranks
         self._stops = False  # whether ranks fail because they are stopped
         self._watcher = self._make_watcher()
-        self._progress = Progress(self.size)
         self._phase = _Phase.STARTING
         self._phase_ends_s = time.monotonic() + START_S
         self._next_look_s = self._next_follow_s = 0.0
@@ -235,7 +238,7 @@ class Supervisor:
                 if over or now > deadline or not allowed:
                     self._phase = _Phase.OVER
         finally:
-            self._progress.clear()
+            self._progress.close()
         self._settle()
 
     def end_all(self) -> None:
@@ -445,12 +448,20 @@ class Supervisor:
             return True
         self._next_follow_s = now + _POLL_S
         self.follow_outputs()
-        doing, allows = self.options.doing, self.options.allows
-        self._progress.update(
-            sum(one.result is not None for one in self.ranks),
-            lambda: doing(self.rank_set.directory) if doing is not None else "",
-        )
+        self._progress.update(sum(one.result is not None for one in self.ranks), self._describe)
+        allows = self.options.allows
         return allows is None or allows(self.running.values())
+
+    def _describe(self) -> str:
+        """Returns the text for the progress line."""
+        words, doing = count_progress(self.records.parts), self.options.doing
+        for what, numbers in (
+            ("the program", [one.num_threads for one in self.ranks]),
+            ("torch", [one.pid for one in self.ranks]),
+        ):
+            if None in numbers:
+                words = f"loading {what} {self.size - numbers.count(None)}/{self.size}"
+        return words if doing is None else doing(self.rank_set.directory, words)
 
     def _report_lost_ranks(self) -> None:
         """Reports ranks that were already dead at the last check.

@@ -31,13 +31,17 @@ from ringsim.traces.events import (
     ERROR,
     IN_FLIGHT,
     NONE,
+    OP_CODES,
+    OP_KINDS,
     OPS,
     RECORD,
+    SEND,
     Ints,
     read_group,
     read_payload,
     read_word,
 )
+from ringsim.traces.steps import STEP
 
 FILE_NAME: Final = re.compile(r"rank-(\d{1,6})\.(?:events|names)")
 _FIRST_WINDOW: Final = 64  # the number of slots to read at first; more follow if these are full
@@ -55,6 +59,8 @@ _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "label": lambda entry: read_word(entry.get("name")),
     "file": lambda entry: read_word(entry.get("name")),
 }
+_SENDS: Final = np.flatnonzero(OP_KINDS == SEND)
+_SPAN: Final = OP_CODES["span"]
 _NO_RECORDS: Final[Ints] = np.zeros(0, dtype=RECORD)
 _BYTES: Final = np.dtype((np.void, RECORD.itemsize))
 
@@ -99,6 +105,8 @@ class PartReader:
         replaced: whether the last batch began a different part, because a later run replaced the
             files; earlier batches are then void.
         unreadable: the number of damaged records and lines that were left out.
+        messages: the number of messages that the rank has sent, as far as read.
+        steps: the number of steps that the rank has begun, as far as read: spans "step ...".
 
     Example:
         >>> import tempfile
@@ -138,8 +146,9 @@ class PartReader:
         self.names: dict[str, dict[int, Any]] = {table: {} for table in TABLE_OF}
         self.fresh: set[int] = set()
         self.meta: dict[str, Any] = {}
-        self.unreadable = 0
+        self.unreadable = self.messages = self.steps = 0
         self.more = False
+        self._step_labels: list[int] = []
         self._names_read = 0  # bytes
         self._unfinished = b""  # the last line of the names file, if its end is not yet written
         self._width, self._widest = _FIRST_WINDOW, _WINDOW
@@ -226,6 +235,9 @@ class PartReader:
         if not len(slots):
             return Batch(slots, records)
         written = records["status"] != 0
+        new = records.compress(written & (was["status"] == 0))
+        self.messages += int(np.isin(new["op"], _SENDS).sum())
+        self.steps += int(((new["op"] == _SPAN) & np.isin(new["label"], self._step_labels)).sum())
         watched = _may_change(records)
         self._watched, self._seen = slots[watched], records[watched]
         changed = written & np.logical_or.reduce(
@@ -320,6 +332,8 @@ class PartReader:
         if table == "file" and self._cells:
             value = rename_file(value, name_cells([value]))
         self.names[table][number] = value
+        if table == "label" and value.startswith(STEP):
+            self._step_labels.append(number)
         if table == "group" and entry.get("fresh") is True:
             self.fresh.add(number)
 

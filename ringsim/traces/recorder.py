@@ -208,6 +208,7 @@ class Recorder:
             "rank": self._rank,
             "world_size": self.world_size,
             "pid": os.getpid(),
+            "argv": sys.argv,
             "host": socket.gethostname(),
             "start_ns": self.start_ns,
             "start_unix_ns": time.time_ns(),

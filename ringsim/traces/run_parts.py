@@ -184,7 +184,7 @@ class Parts:
                 threads: dict[int, int] = {}
                 count = 0
                 for records in reader.read_pieces():
-                    yield _make_piece(rank, records, reader.names, count, threads)
+                    yield make_piece(rank, records, reader.names, count, threads)
                     count += len(records)
                 if reader.is_damaged():
                     self._damaged.add(rank)
@@ -269,7 +269,7 @@ class Parts:
         return notes
 
 
-def _make_piece(
+def make_piece(
     rank: int,
     records: Ints,
     names: Mapping[str, Mapping[int, Any]],

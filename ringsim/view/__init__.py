@@ -19,6 +19,7 @@ on Canvas 2D. Each subject has its own file, and the files are concatenated in t
     critical.js  finds the critical path
     code.js      shows the source code, with each rank's cursor and what it waits for
     main.js      handles the pointer, wheel and keys, searching and playing
+    live.js      shows a run that continues
     page.js      shows the traces in a page
     explorer.js  shows the traces in an explorer, one choice at a time (``ringsim.explore``)
     widget.js    shows the traces that the kernel sends to a notebook (``notebook``)

@@ -29,6 +29,7 @@ import numpy as np
 
 from ringsim.diagnose.snapshot import read_end_ns, reopen
 from ringsim.errors import ArgumentError, escape
+from ringsim.launch.live import LiveTrace
 from ringsim.plot.bars import time_range
 from ringsim.provenance import describe_replay, footer
 from ringsim.traces.display import image_html
@@ -65,6 +66,7 @@ __all__ = [
     "pack",
     "pack_all",
     "page_body",
+    "page_text",
     "part",
     "to_html",
     "write_page",
@@ -81,6 +83,7 @@ PROGRAM: Final = (
     "critical.js",
     "code.js",
     "main.js",
+    "live.js",
 )  # followed by page.js, widget.js or explorer.js, and by choices.js before the latter two
 MOST_RUNS: Final = 8
 # the page includes a picture only of traces with at most this many events
@@ -164,22 +167,28 @@ def write_page(
     path: str | PathLike[str], title: str, body: str, data: Iterable[bytes], *entry: str
 ) -> None:
     """Writes a page with a body, data and the program; the program's last files are ``entry``."""
+    text = page_text(title, body, data, *entry)
+    write_whole(Path(path), lambda file: file.write(text.encode()), "a page")
+
+
+def page_text(title: str, body: str, data: Iterable[bytes], *entry: str, more: str = "") -> str:
+    """Returns the HTML of a page; see ``write_page``. ``more`` extends its content policy."""
     program, look = part(*PROGRAM, *entry), part("style.css")
     policy = (
-        f"default-src 'none'; script-src {_hash(program)}; style-src {_hash(look)}; img-src data:"
+        f"default-src 'none'; script-src {_hash(program)}; style-src {_hash(look)}; "
+        f"img-src data:{more}"
     )
     scripts = "".join(
         f'<script type="application/x-ringsim">{base64.b64encode(one).decode("ascii")}</script>\n'
         for one in data
     )
-    text = (
+    return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{html.escape(title)}</title>\n<style>{look}</style>\n</head>\n<body>\n"
         f"<main>\n{body}</main>\n{scripts}<script>{program}</script>\n</body>\n</html>\n"
     )
-    write_whole(Path(path), lambda file: file.write(text.encode()), "a page")
 
 
 @cache
@@ -271,8 +280,10 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "", *, source: bool = Fa
     trace = replace(trace, events=reopen(trace.events, trace.metadata))
     events = trace.events
     labels, label = _stems(events)
+    progress = trace.progress if isinstance(trace, LiveTrace) else ""
     columns = {name: _narrow(values) for name, values in _columns(trace, label, later_ns).items()}
     head = {
+        "progress": progress,
         "title": f"{escape(name, lines=False)}: {_title(trace)}" if name else _title(trace),
         "source": footer(trace.metadata),
         "predicted": trace.metadata.get("source") == "predicted",
@@ -280,7 +291,7 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "", *, source: bool = Fa
         "begin": find_begin_ns(trace),
         # operations in flight are drawn as stuck until this time
         "end": min(max(read_end_ns(trace.metadata) or 0, time_range(events)[1]) + later_ns, 2**53)
-        if (events.status == IN_FLIGHT).any()
+        if progress or (events.status == IN_FLIGHT).any()
         else 0,
         "counts": np.bincount(events.rank, minlength=trace.world_size).tolist(),
         "hosts": _hosts(trace),

@@ -15,6 +15,7 @@ const PROGRAM = SPANS + SPAN_MEANINGS.indexOf("program");
 const LETTERS = "ABCDEFGH"; // the names of several runs
 const FONT = "11px system-ui, sans-serif";
 
+const SHORT_WAIT = 1e9; // in ns; in a run that continues, a longer wait has the colour of waits that never finish
 const MOST_LANES = { span: 4, operation: 6, step: 1 }; // any further bars share the last lane
 const ARRAYS = { i1: Int8Array, i2: Int16Array, i4: Int32Array, f8: Float64Array };
 
@@ -93,7 +94,7 @@ class Run {
         else start = Math.min(start, time);
       }
     }
-    this.start = start < Infinity ? start : 0; // in ns since the start of the run
+    this.start = start < Infinity && !this.head.progress ? start : 0; // in ns since the start of the run
     let begin = Infinity, end = Math.max(1, this.head.end - this.start);
     for (let i = 0; i < size; i++) {
       const time = (this.post[i] -= this.start);
@@ -112,9 +113,10 @@ class Run {
   findProgram() {
     const { size, first, kinds, post, wait, done } = this, { op, thread, label } = this.columns;
     const isMark = kinds.map((kind) => kind === "mark"), isSpan = kinds.map((kind) => kind === "span");
-    const [begins, ends] = [new Float64Array(2 * size), new Float64Array(2 * size)];
-    const [before, after] = [new Int32Array(2 * size), new Int32Array(2 * size)];
-    const most = 2 * Math.max(0, ...this.head.counts);
+    const room = 2 * size + this.ranks;
+    const [begins, ends] = [new Float64Array(room), new Float64Array(room)];
+    const [before, after] = [new Int32Array(room), new Int32Array(room)];
+    const most = 2 * Math.max(0, ...this.head.counts) + 1;
     const start = new Float64Array(most), end = new Float64Array(most), event = new Int32Array(most);
     let count = 0, found = 0;
     const add = (i, begin, until) => { // keeps the moments sorted; they come almost in order
@@ -140,6 +142,7 @@ class Run {
         if (!span && wait[i] >= 0) add(i, wait[i], until);
         else if (span && !covers && done[i] >= 0) add(i, done[i], done[i]);
       }
+      if (count && this.head.progress) add(event[count - 1], this.end, this.end); // it runs on
       for (let k = 0, free = start[0], last = event[0]; k < count; k++) {
         if (start[k] > free) {
           begins[found] = free;
@@ -263,7 +266,11 @@ class Run {
     if (this.hasFailed(i)) return each(post, end, FAILED);
     if (isNaN(wait)) return each(post, end, !finished ? UNWAITED : isCollective ? COLLECTIVE : POSTED);
     if (wait > post) each(post, wait, POSTED);
-    if (!finished) return each(wait, end, UNFINISHED);
+    if (!finished) {
+      const late = this.head.progress ? Math.min(wait + SHORT_WAIT, end) : wait; // in a run that continues
+      if (late > wait) each(wait, late, isCollective ? COLLECTIVE : kind === "send" ? LATE_RECEIVER : LATE_SENDER);
+      return late < end && each(late, end, UNFINISHED);
+    }
     if (isCollective) return each(wait, done, COLLECTIVE);
     const other = this.partner(i);
     if (other < 0) return each(wait, done, BLOCKED);

@@ -53,6 +53,30 @@ class Page extends View {
   }
 }
 
+/** Opens a view of runs, in the theme that the reader prefers. */
+function openView(View, root, runs) {
+  const prefers = matchMedia("(prefers-color-scheme: dark)");
+  return (window.ringsim = new View(root, runs).open(prefers.matches));
+}
+
+/** Shows the parts of a run that the page's server sends while it continues, and the whole run. */
+async function follow(root) {
+  const next = root.cloneNode(true);
+  for (let view;; await new Promise((go) => setTimeout(go, 250))) {
+    const answer = await fetch("run").catch(() => undefined);
+    if (!answer) return; // the server has ended
+    if (!answer.ok) continue; // there is no part yet
+    const run = readRun(await unpack(await answer.arrayBuffer()));
+    if (view && run.head.progress) view.renew(run);
+    else if (run.head.progress) view = openView(LiveView, root, [run]);
+    else {
+      view?.close();
+      root.replaceWith(next);
+      return openView(Page, next, [run]);
+    }
+  }
+}
+
 /** Shows the runs in a page. */
 async function start() {
   const root = document.querySelector(".ringsim");
@@ -60,10 +84,10 @@ async function start() {
     const packed = [...document.querySelectorAll('script[type="application/x-ringsim"]')];
     const read = async (one) => readRun(await unpack(fromBase64(one.textContent.trim())));
     const runs = await Promise.all(packed.map(read));
+    addEventListener("beforeprint", () => window.ringsim?.print?.());
     const prefers = matchMedia("(prefers-color-scheme: dark)");
-    window.ringsim = new Page(root, runs).open(prefers.matches);
-    addEventListener("beforeprint", () => window.ringsim.print());
-    prefers.addEventListener("change", (event) => window.ringsim.setTheme(event.matches));
+    prefers.addEventListener("change", (event) => window.ringsim?.setTheme(event.matches));
+    if (runs.length) openView(Page, root, runs); else await follow(root);
   } catch (error) {
     root.querySelector('[data-part="live"]').textContent = `cannot show the view: ${error.message}`;
     root.classList.add("failed");

@@ -73,9 +73,22 @@ function render({ model, el }) {
   shadow.append(make("style", {}, STYLE), make("div", look, outer));
   const live = el.appendChild(make("style")); // hides an explorer's still picture, another output
   let view, tab, version = -1;
+  const makeRoot = () => {
+    const page = document.createElement("template");
+    page.innerHTML = PAGE;
+    const root = page.content.querySelector(".ringsim");
+    (outer.querySelector(".ringsim") ?? said).replaceWith(root);
+    return root;
+  };
+  const showLive = async (buffer) => { // a part of a run that continues
+    const run = readRun(await unpack(buffer));
+    if (version > 0) return; // the whole run has come meanwhile
+    if (view) view.renew?.(run); else view = new LiveView(makeRoot(), [run]).open(isDark(el));
+  };
   const show = async (message, buffers) => {
     const [number, event] = message.select ?? [];
     if (view && message.select) view.select({ run: view.runs[number], event }, true);
+    if (message.live) return showLive(buffers[0]);
     if (!(message.version > version)) return;
     if (version >= 0) { // the old values belong to the previous runs
       model.set("window", []);
@@ -86,11 +99,7 @@ function render({ model, el }) {
     view = undefined;
     const runs = await Promise.all(buffers.map(async (one) => readRun(await unpack(one))));
     if (message.version < version) return;
-    const page = document.createElement("template");
-    page.innerHTML = PAGE;
-    const root = page.content.querySelector(".ringsim");
-    (outer.querySelector(".ringsim") ?? said).replaceWith(root);
-    view = new NotebookView(root, runs, model).open(isDark(el), tab);
+    view = new NotebookView(makeRoot(), runs, model).open(isDark(el), tab);
     explorer?.show(message.frame, view);
     const { still } = message, hidden = `.${still}, .jp-OutputArea-child:has(.${still})`;
     if (explorer) live.textContent = `${hidden} { display: none }`;
