@@ -31,10 +31,10 @@ def unpack(packed: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
     data = gzip.decompress(packed)
     (length,) = struct.unpack_from("<I", data)
     head = json.loads(data[4 : 4 + length])
-    size, at, columns = sum(head["counts"]), 4 + length, {}
-    for column in head["columns"]:
-        columns[column["name"]] = np.frombuffer(data, "<" + column["type"], size, at)
-        at += columns[column["name"]].nbytes
+    at, columns = 4 + length, {}
+    for name, kind, size in map(dict.values, head["columns"]):
+        columns[name] = np.frombuffer(data, "<" + kind, size, at)
+        at += (columns[name].nbytes + 7) // 8 * 8
     assert at == len(data)
     return head, columns
 

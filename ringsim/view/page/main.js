@@ -114,17 +114,16 @@ class View {
           names.get(key).add(key in LOOKS.span ? run.label(i) : STATES[state].name);
         });
       }
-      if (run.post.length > run.size) names.set("program", new Set([STATES[PROGRAM].name]));
+      if (run.tables.program[0].length) names.set("program", new Set([STATES[PROGRAM].name]));
       for (const { event, look } of run.flags) if (event >= 0) used.add(look);
       if (run.marks.length) used.add("mark");
       if (run.columns.partner.some(Boolean)) used.add("message");
       if (run.hosts) used.add("across");
       if (run.size > run.marks.length) used.add("critical_path");
     }
-    if (timeline.steps.some((steps) => steps.length)) used.add("bubble");
+    if (runs.some((run) => run.head.steps.length)) used.add("bubble");
     if (timeline.ghost) used.add("recorded");
-    if (runs.length === 2) timeline.lags ??= findLags(...runs);
-    for (const [, late] of timeline.lags ?? []) for (const lag of late) used.add(lagKey(lag, runs[1]));
+    for (const [, late] of timeline.lags) for (const lag of late) used.add(lagKey(lag, runs[1]));
     const looks = { ...LOOKS.mark, ...LOOKS.comparison, mark: { name: "mark in the program" } };
     const marks = Object.keys(GLYPHS).filter((key) => used.has(key));
     return [...STATE_KEYS.filter((key) => names.has(key)).map((key) => [key, names.get(key)]),
@@ -236,7 +235,7 @@ class View {
     else panel.replaceChildren(...this.contents());
     const canvas = panel.querySelector("canvas"), run = this.runs[this.which], { timeline } = this;
     if (canvas && this.tab === "bandwidth") drawBandwidth(canvas, timeline, run);
-    else if (canvas) drawActivations(canvas, timeline, run, timeline.steps[this.which]);
+    else if (canvas) drawActivations(canvas, timeline, run);
   }
 
   /** Returns what the panel shows in the current tab. */
@@ -257,7 +256,7 @@ class View {
         + "visible message, and each square is a visible collective. If a rank began to wait late, "
         + "the bandwidth is a lower bound.")];
     }
-    if (tab === "steps") return stepsPanel(timeline, run, timeline.steps[this.which]);
+    if (tab === "steps") return stepsPanel(timeline, run);
     if (tab === "table") return [visibleTable(timeline)];
     const cards = this.pins.filter((pin) => !isSame(pin, selected)).flatMap((pin) => this.card(pin));
     const area = timeline.tape ? this.areaCard() : [];

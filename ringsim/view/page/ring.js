@@ -17,7 +17,7 @@ class Traffic {
       const ends = Float64Array.from(sends, (send) => (latest = Math.max(latest, run.endOf(run.partner(send)))));
       return { sends, begins, ends };
     });
-    this.calls = collectivesOf(run).calls.map((events) => ({
+    this.calls = run.collectives.map((events) => ({
       events, op: run.op(events[0]), group: run.columns.group[events[0]],
       begin: Math.min(...events.map((i) => run.post[i])),
       end: Math.max(...events.map((i) => // an open call that nobody waited for has no end

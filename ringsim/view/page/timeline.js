@@ -8,8 +8,7 @@ const SLOW_KINDS = new Set(["link", "slow_link", "late_sender", "late_receiver",
 const MOST_ARROWS = 400, MOST_NAMES = 1000; // more would look like a grey area
 const MOST_CROSSED = 24; // with more rows in view, only arrows near the pointer are drawn
 const MOST_BUBBLES = 4000; // the most bubbles to hatch at the same time
-const MOST_BARS = 20000; // above this number, bins are drawn instead of single bars
-const CAUSE = 1.5; // computing longer than others counts more than waiting, which it causes
+const MOST_BARS = 10000; // with more events in view, bins are drawn instead of single bars
 const MOST_PIXELS = 4e6; // the most pixels of the canvas; a larger screen gets larger pixels
 const TEXTURES = { // whether a pixel belongs to a line of the texture
   "/": (x, y) => (x + y) % 6 === 0, "\\": (x, y) => (x - y) % 6 === 0,
@@ -18,14 +17,17 @@ const TEXTURES = { // whether a pixel belongs to a line of the texture
   x: (x, y) => (x + y) % 8 === 0 || (x - y) % 8 === 0,
 };
 
-/** Returns a colour "#rrggbb" as a pixel of an ImageData, mixed with the colour `ground`; a `share` of 255 is the pure colour. */
-function pixel(colour, ground, share = 255) {
-  const mix = (at) => {
-    const [over, under] = [colour, ground].map((one) => parseInt(one.slice(at, at + 2), 16));
-    return Math.round(under + ((over - under) * share) / 255);
-  };
-  return ((255 << 24) | (mix(5) << 16) | (mix(3) << 8) | mix(1)) >>> 0;
+/** Returns the mixtures of a colour "#rrggbb" with the colour `ground`, as pixels of an ImageData. */
+function shades(colour, ground) {
+  const parse = (one) => [5, 3, 1].map((at) => parseInt(one.slice(at, at + 2), 16));
+  const over = parse(colour), under = parse(ground);
+  const mix = (share, k) => Math.round(under[k] + ((over[k] - under[k]) * share) / 255);
+  return (share) =>
+    ((255 << 24) | (mix(share, 0) << 16) | (mix(share, 1) << 8) | mix(share, 2)) >>> 0;
 }
+
+/** Returns one mixture of two colours; a `share` of 255 is the pure colour. */
+function pixel(colour, ground, share = 255) { return shades(colour, ground)(share); }
 
 /** Draws a line between two points. */
 function strokeLine(context, from, to) {
@@ -54,8 +56,9 @@ class Timeline {
     this.unfolded = new Set(); // the keys of rows of several ranks that are shown rank by rank
     this.ghost = runs.length === 2 && runs[1].head.predicted ? runs[0] : null;
     this.fit();
-    this.steps = runs.map(findSteps);
-    this.paths = runs.map(() => null); // the critical paths, found when first needed
+    // for two runs, by rank, the ends of events in the second, and how much later they are
+    this.lags = runs.length !== 2 ? []
+      : Array.from({ length: runs[1].ranks }, (_, rank) => runs[1].rowsOf("lags", rank));
     this.hidden = new Set(["critical_path"]); // keys of LOOKS, or "mark"
     this.groupBy("rank");
     this.selected = this.hovered = null; // {run, event}
@@ -116,31 +119,12 @@ class Timeline {
     return one ? this.rowOf(one.run, one.run.rank[one.event]) : this.rowAt(this.height / 2);
   }
 
-  /** Returns how unlike the others each rank is; above 1, its computing or blocked time deviates. */
-  oddness(run) {
-    if (run.odd) return run.odd;
-    const times = [new Float64Array(run.ranks), new Float64Array(run.ranks)];
-    for (let rank = 0; rank < run.ranks; rank++) {
-      const { span } = run.lanesOf(rank);
-      for (const i of span[0]?.events ?? []) times[0][rank] += run.endOf(i) - run.post[i];
-    }
-    run.visitAll(-Infinity, Infinity, (i) => run.parts(i, (from, until, state) => {
-      if (state !== POSTED && state !== TRANSFER) times[1][run.rank[i]] += until - from;
-    }));
-    run.odd = new Float64Array(run.ranks);
-    for (const [number, time] of times.entries()) {
-      const weight = number ? 1 : CAUSE, usual = median(time);
-      const spread = median(time.map((one) => Math.abs(one - usual)));
-      const most = Math.max(4 * spread, 0.02 * (run.end - run.begin));
-      time.forEach((one, rank) => {
-        run.odd[rank] = Math.max(run.odd[rank], (weight * Math.abs(one - usual)) / most);
-      });
-    }
-    run.oddest = Array.from(run.odd.keys()).sort((a, b) => run.odd[b] - run.odd[a]).slice(0, MOST_ODD);
-    return run.odd;
+  /** Returns whether a rank is unlike most others, and one of the few that are most so. */
+  isOdd({ run, rank }) {
+    const { odd } = run.head;
+    run.oddest ??= [...odd.keys()].sort((one, other) => odd[other] - odd[one]).slice(0, MOST_ODD);
+    return odd[rank] > 1 && run.oddest.includes(rank);
   }
-
-  isOdd({ run, rank }) { return this.oddness(run)[rank] > 1 && run.oddest.includes(rank); }
 
   setTheme(dark) {
     this.dark = dark;
@@ -153,7 +137,10 @@ class Timeline {
     this.colours = STATES.map((state) => state[theme]);
     this.textures = this.colours.map((colour) => pixel(readableInk(colour), colour, 100));
     this.pixels = [this.ground, this.stripe].map((ground) =>
-      this.colours.map((colour) => Uint32Array.from({ length: 256 }, (_, share) => pixel(colour, ground, share))));
+      this.colours.map((colour) => {
+        const mixed = shades(colour, ground);
+        return Uint32Array.from({ length: 256 }, (_, share) => mixed(share));
+      }));
   }
 
   resize(width, height) {
@@ -182,6 +169,7 @@ class Timeline {
   /** Returns the top and the bottom of a lane's bars in a row, in pixels from the row's top. */
   laneSpan(row, band, lane) {
     const lanes = row.run.lanesOf(row.rank), height = this.rowHeight;
+    if (band === "program") band = "span";
     const bracket = !lanes.step.length || height < 16 ? 0 : height < 64 ? 5 : 13; // of steps
     let pad = height >= 12 ? 2 : 0;
     if (band === "step") return [pad, pad + bracket];
@@ -276,7 +264,6 @@ class Timeline {
       this.image = new ImageData(width, height);
       this.buffer = new Uint32Array(this.image.data.buffer);
     }
-    if (this.runs.length === 2) this.lags ??= findLags(...this.runs);
     this.buffer.fill(pixel(this.ground, this.ground));
     this.names = [];
     const left = Math.round(GUTTER * ratio);
@@ -330,7 +317,7 @@ class Timeline {
   /** Draws a row's band from the pyramid, as one line of pixels that is repeated. */
   drawBins(row, index, band, pyramid, left, perPixel, stripe) {
     const lanes = row.run.lanesOf(row.rank)[band];
-    if (!lanes.length) return;
+    if (!lanes?.length) return;
     const width = this.canvas.width, number = BANDS.indexOf(band);
     const { state, share, at, bins, begin, binTime } = perPixel >= pyramid.binTime ? pyramid.level(row.rank, number, perPixel)
       : pyramid.window(row.rank, number, this.from, this.until, width - left);
@@ -376,7 +363,7 @@ class Timeline {
   drawBars(row, index, band, left, stripe) {
     const { run, rank } = row, { ratio, canvas: { width } } = this;
     const found = this.found?.get(run), isOff = this.hiddenStates();
-    for (const [number, lane] of run.lanesOf(rank)[band].entries()) {
+    for (const [number, lane] of run.lanesIn(rank, band).entries()) {
       const [low, high] = this.pixelsOf(row, index, band, number);
       const bottom = Math.max(low + 1, high - (high - low > 4 ? 1 : 0));
       let named = 0;
@@ -455,15 +442,14 @@ class Timeline {
     const places = [];
     for (let index = first; index <= last; index++) {
       const row = this.rows[index], [, high] = this.laneSpan(row, "span", row.run.lanesOf(row.rank).span.length - 1);
-      for (const step of this.steps[row.number]) {
-        if (step.end < this.from || step.begin > this.until || !step.computes.has(row.rank)) continue;
-        const [low] = this.laneSpan(row, "span", row.run.lane[step.computes.get(row.rank)[0]]);
-        bubbles(row.run, step, row.rank, (from, until) => {
-          const [x0, x1] = [this.x(Math.max(from, this.from)), this.x(Math.min(until, this.until))];
-          if (x1 - x0 > 1) places.push([x0, this.y(index) + low, x1 - x0, high - low]);
-        });
-        if (places.length > MOST_BUBBLES) return;
+      const [ends, begins, events] = row.run.rowsOf("bubbles", row.rank);
+      for (let k = firstAbove(ends, this.from); k < ends.length; k++) {
+        if (begins[k] >= this.until) continue; // those of two steps may overlap
+        const [low] = this.laneSpan(row, "span", row.run.lane[events[k]]);
+        const x0 = this.x(Math.max(begins[k], this.from)), x1 = this.x(Math.min(ends[k], this.until));
+        if (x1 - x0 > 1) places.push([x0, this.y(index) + low, x1 - x0, high - low]);
       }
+      if (places.length > MOST_BUBBLES) return;
     }
     if (!places.length) return;
     context.fillStyle = this.hatch ??= makeHatch(this.muted);
@@ -501,7 +487,7 @@ class Timeline {
       const name = `${kind} ${rank}${span}${which}`;
       context.fillText(name, 8, two ? y + 7 : y);
       if (two) context.fillText(group < 0 ? `no ${this.grouping}` : `${this.grouping} ${group}`, 8, y - 7);
-      const late = this.runs.length === 2 && number === 1 ? this.lags?.[rank]?.[1].at(-1) : undefined;
+      const late = this.runs.length === 2 && number === 1 ? this.lags[rank]?.[1].at(-1) : undefined;
       if (late !== undefined && !two && this.rowHeight >= 28) context.fillText(lagText(late), 8, y + 13);
       free = y + 13;
     }
@@ -548,7 +534,8 @@ class Timeline {
     const image = new ImageData(width, height), buffer = new Uint32Array(image.data.buffer);
     buffer.fill(pixel(this.stripe, this.stripe));
     const strips = this.all.length > 2 * STRIPS ? STRIPS : this.all.length, lines = strips * 2;
-    const worst = (one, row) => (this.oddness(row.run)[row.rank] > this.oddness(one.run)[one.rank] ? row : one);
+    const oddness = ({ run, rank }) => run.head.odd[rank];
+    const worst = (one, row) => (oddness(row) > oddness(one) ? row : one);
     const chosen = Array.from({ length: strips }, (_, strip) => { // of many ranks, the most unlike
       const [from, until] = [strip, strip + 1].map((at) => Math.floor((at * this.all.length) / strips));
       return until - from > 1 ? this.all.slice(from, until).reduce(worst) : this.all[from];
@@ -622,13 +609,12 @@ class Timeline {
 
   /** Draws a run's critical path as a thick line along ranks, and across to the ranks that they waited for. */
   drawPath(context, number) {
-    const run = this.runs[number], path = (this.paths[number] ??= findCriticalPath(run));
+    const run = this.runs[number], [ranks, others, begins, ends] = run.tables.path;
     const y = (rank) => this.y(this.rowOf(run, rank)) + this.rowHeight * 0.55;
-    const near = path.filter(({ from, until }) => until >= this.from && from <= this.until);
     context.beginPath();
-    for (const { rank, to, from, until } of near) {
-      context.moveTo(this.x(from), y(rank));
-      context.lineTo(this.x(until), y(to ?? rank));
+    for (let k = firstAbove(ends, this.from); begins[k] <= this.until; k++) {
+      context.moveTo(this.x(begins[k]), y(ranks[k]));
+      context.lineTo(this.x(ends[k]), y(others[k] < 0 ? ranks[k] : others[k]));
     }
     for (const [colour, width] of [[this.ground, 5], [this.marks.critical_path, 2.5]]) {
       [context.strokeStyle, context.lineWidth] = [colour, width];
@@ -778,34 +764,6 @@ function lagKey(lag, { begin, end }) {
 
 /** Formats how much later or earlier something is. */
 function lagText(lag) { return `${lag < 0 ? "−" : "+"}${timeText(Math.abs(lag), 2)}`; }
-
-/**
- * Pairs the events of each rank of two runs, and returns for each rank the ends in the second run,
- * ascending, and how much later than in the first run each is. The k-th events of the same kind
- * belong together.
- */
-function findLags(first, second) {
-  const keysOf = (run, rank) => {
-    const seen = new Map(), { peer, stage, microbatch } = run.columns;
-    return Array.from({ length: run.first[rank + 1] - run.first[rank] }, (_, k) => {
-      const i = run.first[rank] + k;
-      const name = `${run.op(i)} ${run.label(i)} ${peer[i]} ${stage[i]} ${microbatch[i]}`;
-      seen.set(name, (seen.get(name) ?? 0) + 1);
-      return [`${name} ${seen.get(name)}`, run.done[i]];
-    });
-  };
-  const alike = ["op", "peer", "stage", "microbatch"].map((name) => [first, second].map((run) => run.columns[name]));
-  return Array.from({ length: Math.min(first.ranks, second.ranks) }, (_, rank) => {
-    const [i, j] = [first.first[rank], second.first[rank]], size = first.first[rank + 1] - i;
-    let same = size === second.first[rank + 1] - j;
-    for (let k = 0; same && k < size; k++) same = alike.every(([one, other]) => one[i + k] === other[j + k]);
-    const before = same ? null : new Map(keysOf(first, rank));
-    const pairs = (same ? Array.from({ length: size }, (_, k) => [second.done[j + k], first.done[i + k]])
-      : keysOf(second, rank).map(([key, done]) => [done, before.get(key)]))
-      .map(([done, then]) => [done, done - then]).filter(([, lag]) => !Number.isNaN(lag)).sort(([one], [other]) => one - other);
-    return [Float64Array.from(pairs, ([done]) => done), Float64Array.from(pairs, ([, lag]) => lag)];
-  });
-}
 
 /** Returns a pattern of diagonal lines. */
 function makeHatch(colour) {
