@@ -43,7 +43,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS, start=1) for room in rooms}
-NEIGHBOURS = {("plot", "prediction"), ("view", "plot")}
+NEIGHBOURS = {("plot", "prediction"), ("view", "plot"), ("view", "prediction")}
 # modules of values whose methods import the modules that draw, write or explain them
 VALUES = {
     "ringsim.traces.value",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ import ringsim
 from ringsim import Trace, explore
 from ringsim.cli import main
 from ringsim.pipeline import Costs
-from ringsim.traces.events import MARK
+from ringsim.traces.events import MARK, SPAN
 from ringsim.traces.program import find_program
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
@@ -557,8 +558,13 @@ def test_the_page_finds_the_program_as_python_does_and_shows_stuck_operations(
     view = open_page(trace)
     start = int(trace.events.post_ns[trace.events.kind != MARK].min())
     found = view.get(
-        """[timeline.runs[0]].map((run) => [[...run.before], [...run.after],
-            [...run.post.slice(run.size)], [...run.done.slice(run.size)]])[0]"""
+        """(([run]) => {
+            const lanes = run.head.counts.flatMap((_, rank) => run.lanesIn(rank, "program"));
+            const events = lanes.flatMap(({ events }) => [...events]);
+            const at = (column, first) => events.map((i) => column[i - first]);
+            const sides = [at(run.before, run.size), at(run.after, run.size)];
+            return [...sides, at(run.post, 0), at(run.done, 0)];
+        })(timeline.runs)"""
     )
     expected = gaps.before, gaps.after, gaps.start_ns - start, gaps.end_ns - start
     assert found == [column.tolist() for column in expected]
@@ -651,6 +657,20 @@ def test_the_code_shows_where_each_rank_is(open_page: Open) -> None:
     assert view.get("[view.part('search').value, timeline.found, view.tab]") == ["", None, "code"]
 
 
+def test_the_program_shows_the_function_and_the_lines_around_it(open_page: Open) -> None:
+    trace = ringsim.simulate(late_for_all_reduce, world_size=2, link=LINK)
+    is_span, post_ns = trace.events.kind == SPAN, trace.events.post_ns
+    done_ns = np.where(is_span, post_ns + 1, trace.events.done_ns)  # then the program runs
+    trace = dataclasses.replace(trace, events=dataclasses.replace(trace.events, done_ns=done_ns))
+    for shown, function in ((trace, "late_for_all_reduce, "), (trace.redact(), "")):
+        view = open_page(shown)
+        event = view.get("timeline.runs[0].lanesIn(1, 'program')[0].events[0]")
+        view.page.mouse.move(*view.at(event))
+        line = late_for_all_reduce.__code__.co_firstlineno
+        words = f"{function}{Path(__file__).name}:{line + 1} to {line + 2}"
+        assert words in view.text("tip").splitlines()
+
+
 def test_a_deadlock_is_a_circle_in_the_code(open_page: Open) -> None:
     view = open_page(stuck_in_code())
     view.tab("code")
@@ -669,17 +689,17 @@ def test_a_deadlock_is_a_circle_in_the_code(open_page: Open) -> None:
 
 
 READ_STEP = """(() => {
-    const run = view.runs[a], [step, ...more] = findSteps(run), path = findCriticalPath(run);
-    const idle = [...step.computes.keys()].map((rank) => {
-        let sum = 0;
-        bubbles(run, step, rank, (from, until) => { sum += until - from; });
-        return sum;
+    const run = view.runs[a], [{ bubble }, ...more] = run.head.steps;
+    const [, others, begins, ends] = run.tables.path;
+    const idle = run.head.counts.map((_, rank) => {
+        const [ends, begins] = run.rowsOf("bubbles", rank);
+        return begins.reduce((sum, begin, k) => sum + ends[k] - begin, 0);
     });
-    const peaks = idle.map((_, k) => peakIn(liveActivations(run, [step], k), 0, Infinity));
-    const on = (stays) => path.reduce((sum, { to, from, until }) =>
-        sum + ((to === undefined) === stays ? until - from : 0), 0);
-    const joined = path.every(({ from }, k) => k === 0 || from === path[k - 1].until);
-    return { more: more.length, idle, peaks, share: bubbleShare(run, step),
+    const peaks = idle.map((_, rank) => peakIn(run, rank, 0, Infinity));
+    const on = (stays) => others.reduce((sum, other, k) =>
+        sum + ((other < 0) === stays ? ends[k] - begins[k] : 0), 0);
+    const joined = begins.every((begin, k) => k === 0 || begin === ends[k - 1]);
+    return { more: more.length, idle, peaks, share: bubble,
         computing: on(true), travelling: on(false), joined };
 })()"""
 

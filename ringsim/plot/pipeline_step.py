@@ -363,7 +363,7 @@ def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
     end = actions.end.max()
     for number, place in enumerate(chosen):
         rank, peak = peaks.ranks[place], peaks.peaks[place]
-        times, live = list_live(actions, rank)
+        times, live = list_live(actions.of(rank))
         ax.step(
             np.concatenate([[0.0], times, [end]]),
             np.concatenate([[0], live, live[-1:]]),

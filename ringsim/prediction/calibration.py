@@ -31,7 +31,7 @@ from ringsim.schedules.schedule import Action
 from ringsim.simulator.links import AWAKE_S
 from ringsim.topologies import GlooCosts, OneMachine
 from ringsim.traces.events import COLLECTIVE, NONE, OK, RECV, SEND, SPAN, Events, Ints
-from ringsim.traces.steps import count_steps, find_step, is_step, number_steps
+from ringsim.traces.steps import is_step, list_steps, number_steps
 from ringsim.traces.value import Trace, check_trace
 
 if TYPE_CHECKING:
@@ -501,8 +501,7 @@ def _sample_overshoots(trace: Trace) -> Ints:
 def _find_costs(traces: Sequence[Trace]) -> Costs | None:
     """Returns the stages' times from the first trace that contains steps."""
     for trace in traces:
-        steps = [find_step(trace, step) for step in range(count_steps(trace.events))]
-        if steps:
+        if steps := list_steps(trace):
             columns = ((each.stage, each.kind, (each.end - each.start) * 1e-9) for each in steps)
             return median_costs(*join_columns(columns))
     return None

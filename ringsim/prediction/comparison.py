@@ -23,7 +23,7 @@ from ringsim.schedules.engine import evaluate
 from ringsim.schedules.schedule import Schedule
 from ringsim.traces.display import Bundle, Images, Style, bundle
 from ringsim.traces.events import MARK, NONE, SPAN, Events, Ints
-from ringsim.traces.steps import count_steps, find_step, is_step, number_steps
+from ringsim.traces.steps import count_steps, find_step, is_step, list_steps, number_steps
 from ringsim.traces.units import count, time_text
 from ringsim.traces.value import Trace, check_trace
 
@@ -426,7 +426,7 @@ def _find_extents(trace: Trace, index: Ints, num_steps: int) -> tuple[Ints, Ints
     if num_steps == 0:
         begin, end = trace.events.post_ns[index].min(), trace.events.done_ns[index].max()
         return np.array([begin]), np.array([end])
-    steps = [find_step(trace, step) for step in range(num_steps)]
+    steps = list_steps(trace)[:num_steps]
     begin, end = np.array([(each.start.min(), each.end.max()) for each in steps]).T
     return begin, end
 

@@ -75,7 +75,7 @@ class View {
     const { timeline, runs } = this, names = new Map(STATE_KEYS.map((key) => [key, new Set()]));
     const add = (state, name) => names.get(STATE_KEYS[state]).add(name);
     for (const run of runs) {
-      if (run.post.length > run.size) add(PROGRAM, STATES[PROGRAM].name);
+      if (run.tables.program[0].length) add(PROGRAM, STATES[PROGRAM].name);
       for (let i = 0; i < Math.min(run.size, MOST_NAMED); i++) {
         if (run.kind(i) === "mark") continue;
         run.parts(i, (_, __, state) =>
@@ -83,12 +83,11 @@ class View {
       }
     }
     const flags = runs.flatMap((run) => run.flags.filter(({ event }) => event >= 0));
-    if (runs.length === 2) timeline.lags ??= findLags(...runs);
-    const lags = (timeline.lags ?? []).flatMap(([, late]) => [...late]);
+    const lags = timeline.lags.flatMap(([, late]) => [...late]);
     const drawn = new Set([...flags.map(({ look }) => look), "your_mark",
       ...new Set(lags.map((lag) => lagKey(lag, runs[1])))]);
     const isDrawn = {
-      bubble: timeline.steps.some((steps) => steps.length),
+      bubble: runs.some((run) => run.head.steps.length),
       critical_path: runs.some((run) => run.size > run.marks.length),
       message: runs.some((run) => run.columns.partner.some(Boolean)),
       across: runs.some((run) => run.hosts),
@@ -196,7 +195,7 @@ class View {
   // -- panels
 
   drawPanel() {
-    const { timeline, which, tab } = this, run = this.runs[which], panel = this.part("panel");
+    const { timeline, tab } = this, run = this.runs[this.which], panel = this.part("panel");
     for (const button of this.part("tabs").children) {
       const isChosen = button.id === `tab-${tab}`;
       button.ariaSelected = `${isChosen}`;
@@ -206,7 +205,7 @@ class View {
     if (tab === "code") this.code.show(panel);
     else panel.replaceChildren(...this.contents(run));
     const canvas = panel.querySelector("canvas");
-    if (canvas) drawActivations(canvas, timeline, run, timeline.steps[which]);
+    if (canvas) drawActivations(canvas, timeline, run);
   }
 
   /** Returns what the panel shows about a run in the current tab. */
@@ -220,7 +219,7 @@ class View {
         edgesTable(this.ring.traffic(which).edges(from, until)),
       ],
       bandwidth: () => bandwidthPanel(timeline, run, this.part("panel").clientWidth),
-      steps: () => stepsPanel(timeline, run, timeline.steps[which]),
+      steps: () => stepsPanel(timeline, run),
       table: () => [visibleTable(timeline)],
     };
     return show[this.tab]();

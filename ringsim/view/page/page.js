@@ -43,7 +43,7 @@ class Page extends View {
     timeline.notes = numbers("m");
     const events = (name) => numbers(name).flatMap((event, k, all) => {
       const run = k % 2 ? runs[all[k - 1]] : undefined;
-      return Number.isInteger(event) && run?.post[event] !== undefined ? [{ run, event }] : [];
+      return Number.isInteger(event) && event < run?.size ? [{ run, event }] : [];
     });
     for (const one of events("p")) this.pin(one);
     for (const one of events("e")) this.select(one);

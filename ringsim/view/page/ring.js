@@ -23,7 +23,7 @@ class Traffic {
     });
     const begins = this.ranks.flatMap((one) => [...one.begins]);
     this.begins = Float64Array.from(begins).sort(); // of all ranks
-    this.calls = collectivesOf(run).calls.map((events) => ({
+    this.calls = run.collectives.map((events) => ({
       events, op: run.op(events[0]), group: run.columns.group[events[0]],
       begin: Math.min(...events.map((i) => run.post[i])),
       end: Math.max(...events.map((i) => // an open call that nobody waited for has no end

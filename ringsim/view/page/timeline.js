@@ -11,8 +11,7 @@ const SLOW_KINDS = new Set(["link", "slow_link", "late_sender", "late_receiver",
 const [MOST_ARROWS, MOST_NAMES] = [400, 1000]; // more would look like a grey area
 const MOST_CROSSED = 24; // with more rows in view, only arrows of the rank under the pointer
 const MOST_MARKS = 5000; // the most marks that are drawn at the same time
-const MOST_BARS = 20000; // above this number, bins are drawn instead of single bars
-const CAUSE = 1.5; // computing longer than others counts more than waiting, which it causes
+const MOST_BARS = 10000; // with more events in view, bins are drawn instead of single bars
 const MOST_PIXELS = 4e6; // the most pixels of the canvas; a larger screen gets larger pixels
 const MEANINGS = Object.assign({}, ...Object.values(LOOKS)); // the look of each meaning, by key
 const TEXTURES = { // whether a pixel belongs to a line of the texture
@@ -22,14 +21,17 @@ const TEXTURES = { // whether a pixel belongs to a line of the texture
   x: (x, y) => (x + y) % 8 === 0 || (x - y) % 8 === 0,
 };
 
-/** Returns a colour "#rrggbb" as a pixel of an ImageData, over another colour; 255 covers it. */
-function pixel(colour, ground, share = 255) {
-  const mix = (at) => {
-    const [over, under] = [colour, ground].map((one) => parseInt(one.slice(at, at + 2), 16));
-    return Math.round(under + ((over - under) * share) / 255);
-  };
-  return ((255 << 24) | (mix(5) << 16) | (mix(3) << 8) | mix(1)) >>> 0;
+/** Returns the mixtures of a colour "#rrggbb" with another one, as pixels of an ImageData. */
+function shades(colour, ground) {
+  const parse = (one) => [5, 3, 1].map((at) => parseInt(one.slice(at, at + 2), 16));
+  const over = parse(colour), under = parse(ground);
+  const mix = (share, k) => Math.round(under[k] + ((over[k] - under[k]) * share) / 255);
+  return (share) =>
+    ((255 << 24) | (mix(share, 0) << 16) | (mix(share, 1) << 8) | mix(share, 2)) >>> 0;
 }
+
+/** Returns one mixture of two colours; a `share` of 255 is the pure colour. */
+function pixel(colour, ground, share = 255) { return shades(colour, ground)(share); }
 
 function strokeLine(context, ...points) { context.stroke(new Path2D(`M${points.join("L")}`)); }
 
@@ -43,10 +45,10 @@ class Timeline {
     this.top = 0;
     this.unfolded = new Set(); // the keys of rows of several ranks that are shown rank by rank
     this.ghost = runs.length === 2 && runs[1].head.predicted ? runs[0] : null;
-    this.lags = runs.length === 2 ? findLags(...runs) : null;
+    // for two runs, by rank, the ends of events in the second, and how much later they are
+    this.lags = runs.length !== 2 ? []
+      : Array.from({ length: runs[1].ranks }, (_, rank) => runs[1].rowsOf("lags", rank));
     this.fit();
-    this.steps = runs.map(findSteps);
-    this.paths = runs.map(() => null); // the critical paths, found when first needed
     this.hidden = new Set(["critical_path"]); // keys of MEANINGS
     this.groupBy("rank");
     this.selected = this.hovered = null; // {run, event}
@@ -105,32 +107,12 @@ class Timeline {
     return one ? this.rowOf(one.run, one.run.rank[one.event]) : this.rowAt(this.height / 2);
   }
 
-  /** Returns how unlike the others each rank is; above 1, computing or blocked time deviates. */
-  oddness(run) {
-    if (run.odd) return run.odd;
-    const times = [new Float64Array(run.ranks), new Float64Array(run.ranks)];
-    for (let rank = 0; rank < run.ranks; rank++) {
-      const { span } = run.lanesOf(rank);
-      for (const i of span[0]?.events ?? []) times[0][rank] += run.endOf(i) - run.post[i];
-    }
-    run.visitAll(-Infinity, Infinity, (i) => run.parts(i, (from, until, state) => {
-      if (state !== POSTED && state !== TRANSFER) times[1][run.rank[i]] += until - from;
-    }));
-    run.odd = new Float64Array(run.ranks);
-    for (const [number, time] of times.entries()) {
-      const weight = number ? 1 : CAUSE, usual = median(time);
-      const spread = median(time.map((one) => Math.abs(one - usual)));
-      const most = Math.max(4 * spread, 0.02 * (run.end - run.begin));
-      time.forEach((one, rank) => {
-        run.odd[rank] = Math.max(run.odd[rank], (weight * Math.abs(one - usual)) / most);
-      });
-    }
-    const order = Array.from(run.odd.keys()).sort((a, b) => run.odd[b] - run.odd[a]);
-    run.oddest = order.slice(0, MOST_ODD);
-    return run.odd;
+  /** Returns whether a rank is unlike most others, and one of the few that are most so. */
+  isOdd({ run, rank }) {
+    const { odd } = run.head;
+    run.oddest ??= [...odd.keys()].sort((one, other) => odd[other] - odd[one]).slice(0, MOST_ODD);
+    return odd[rank] > 1 && run.oddest.includes(rank);
   }
-
-  isOdd({ run, rank }) { return this.oddness(run)[rank] > 1 && run.oddest.includes(rank); }
 
   setTheme(dark) {
     const looks = Object.entries(MEANINGS), theme = dark ? "dark" : "light";
@@ -139,10 +121,9 @@ class Timeline {
     Object.assign(this, { dark, colourOf, ground, stripe, ink, muted, grid, running });
     this.colours = STATE_KEYS.map((key) => colourOf[key]);
     this.textures = this.colours.map((colour) => pixel(readableInk(colour), colour, 100));
-    const shades = (colour, under) =>
-      Uint32Array.from({ length: 256 }, (_, share) => pixel(colour, under, share));
+    const shares = Array.from({ length: 256 }, (_, share) => share);
     this.pixels = [ground, stripe].map((under) =>
-      this.colours.map((colour) => shades(colour, under)));
+      this.colours.map((colour) => Uint32Array.from(shares, shades(colour, under))));
     this.empty = [ground, stripe].map((colour) => pixel(colour, colour));
   }
 
@@ -177,6 +158,7 @@ class Timeline {
   /** Returns the top and the bottom of a lane's bars in a row, in pixels from the row's top. */
   laneSpan(row, band, lane) {
     const lanes = row.run.lanesOf(row.rank), height = this.rowHeight;
+    if (band === "program") band = "span";
     const bracket = !lanes.step.length || height < 16 ? 0 : height < 64 ? 5 : 13; // of steps
     const pad = height >= 12 ? 2 : 0;
     if (band === "step") return [pad, pad + bracket];
@@ -318,7 +300,7 @@ class Timeline {
   /** Draws a row's band from the pyramid, as one line of pixels that is repeated. */
   drawBins(row, band) {
     const { run, rank, place } = row, { left, perPixel, canvas: { width } } = this;
-    const last = run.lanesOf(rank)[band].length - 1, pyramid = this.pyramids[row.number];
+    const last = (run.lanesOf(rank)[band]?.length ?? 0) - 1, pyramid = this.pyramids[row.number];
     if (last < 0 || this.laneSpan(row, band, 0)[0] === this.laneSpan(row, band, last)[1]) return;
     const number = BANDS.indexOf(band), [y0] = this.pixelsOf(row, band, 0);
     const y1 = Math.max(y0 + 1, this.pixelsOf(row, band, last)[1]);
@@ -357,7 +339,7 @@ class Timeline {
   /** Draws a row's band bar by bar; above bins, only the hits of a search. */
   drawBars(row, band, many) {
     const { run, rank, place } = row, { ratio, isOff } = this, found = this.found?.get(run);
-    for (const [number, lane] of run.lanesOf(rank)[band].entries()) {
+    for (const [number, lane] of run.lanesIn(rank, band).entries()) {
       const [low, high] = this.pixelsOf(row, band, number);
       const bottom = Math.max(low + 1, high - (high - low > 4 ? 1 : 0)), tall = bottom - low;
       const top = low + (this.ghost ? tall >> 2 : 0); // leaves the recorded bars visible
@@ -422,19 +404,15 @@ class Timeline {
 
   /** Draws the times within steps in which a rank did not compute, where its computations are. */
   drawBubbles(row) {
-    const { run, rank, number } = row, last = run.lanesOf(rank).span.length - 1;
-    const { bubble } = this.colourOf, ink = pixel(this.muted, bubble, 90);
-    for (const step of this.steps[number]) {
-      const [first] = step.computes.get(rank) ?? [];
-      if (first === undefined || step.end < this.from || step.begin > this.until) continue;
-      const [low] = this.pixelsOf(row, "span", run.lane[first]);
-      const [, high] = this.pixelsOf(row, "span", last);
-      bubbles(run, step, rank, (from, until) => {
-        if (until < this.from || from > this.until) return;
-        const [x0, x1] = this.columnsOf(from, until);
-        this.fill(x0, x1, low, high, pixel(bubble, bubble));
-        if (!this.found) this.drawTexture(x0, x1, low, high, MEANINGS.bubble.texture, ink);
-      });
+    const { run, rank } = row, { bubble } = this.colourOf, ink = pixel(this.muted, bubble, 90);
+    const [, high] = this.pixelsOf(row, "span", run.lanesOf(rank).span.length - 1);
+    const [ends, begins, events] = run.rowsOf("bubbles", rank);
+    for (let k = firstAbove(ends, this.from); k < ends.length; k++) {
+      if (begins[k] >= this.until) continue; // those of two steps may overlap
+      const [low] = this.pixelsOf(row, "span", run.lane[events[k]]);
+      const [x0, x1] = this.columnsOf(begins[k], ends[k]);
+      this.fill(x0, x1, low, high, pixel(bubble, bubble));
+      if (!this.found) this.drawTexture(x0, x1, low, high, MEANINGS.bubble.texture, ink);
     }
   }
 
@@ -471,7 +449,7 @@ class Timeline {
   /** Returns the lines that name a row, which may be the first of its group. */
   nameRow({ rank, ranks, number, group }, begins) {
     const { grouping, runs, rowHeight } = this, isHigh = rowHeight >= TWO_LINES;
-    const last = ranks.at(-1), late = number === 1 ? this.lags?.[rank]?.[1].at(-1) : undefined;
+    const last = ranks.at(-1), late = number === 1 ? this.lags[rank]?.[1].at(-1) : undefined;
     const which = runs.length > 1 && !this.ghost && rowHeight >= 13 ? ` ${LETTERS[number]}` : "";
     const name = `${rank}${last === rank ? "" : `–${last}`}${which}`;
     const both = `${last === rank ? "rank" : "ranks"} ${name}`;
@@ -491,7 +469,7 @@ class Timeline {
       strokeLine(context, [x, RULER - 6], [x, RULER]);
       if (x + 3 + context.measureText(text).width < width) context.fillText(text, x + 3, 9);
     }
-    if (this.lags) this.drawDifferences(context);
+    if (this.lags.length) this.drawDifferences(context);
   }
 
   /** Draws on the ruler how much later or earlier the ranks of the second run are, at the worst. */
@@ -521,8 +499,8 @@ class Timeline {
     const image = new ImageData(width, height), buffer = new Uint32Array(image.data.buffer);
     buffer.fill(this.empty[1]);
     const strips = all.length > 2 * STRIPS ? STRIPS : all.length;
-    const oddest = (rows) => rows.reduce((one, row) =>
-      (this.oddness(row.run)[row.rank] > this.oddness(one.run)[one.rank] ? row : one));
+    const oddness = ({ run, rank }) => run.head.odd[rank];
+    const oddest = (rows) => rows.reduce((one, row) => (oddness(row) > oddness(one) ? row : one));
     const chosen = Array.from({ length: strips }, (_, strip) => { // of many ranks, the most unlike
       const [from, until] = [strip, strip + 1].map((at) => Math.floor((at * all.length) / strips));
       return until - from > 1 ? oddest(all.slice(from, until)) : all[from];
@@ -575,11 +553,13 @@ class Timeline {
 
   /** Draws a run's critical path along ranks, and across to the ranks that they waited for. */
   drawPath(run) {
-    const path = (this.paths[this.runs.indexOf(run)] ??= findCriticalPath(run));
     const y = (rank) => this.y(this.rowOf(run, rank)) + this.rowHeight * 0.55;
-    const near = path.filter(({ from, until }) => until >= this.from && from <= this.until);
-    const line = near.map(({ rank, to, from, until }) =>
-      `M${this.x(from)},${y(rank)}L${this.x(until)},${y(to ?? rank)}`).join("");
+    const [ranks, others, begins, ends] = run.tables.path;
+    let line = "";
+    for (let k = firstAbove(ends, this.from); begins[k] <= this.until; k++) {
+      const to = others[k] < 0 ? ranks[k] : others[k];
+      line += `M${this.x(begins[k])},${y(ranks[k])}L${this.x(ends[k])},${y(to)}`;
+    }
     return `<path class="ground" d="${line}"/><path class="critical_path" d="${line}"/>`;
   }
 
@@ -683,39 +663,6 @@ function lagKey(lag, { begin, end }) {
 }
 
 function lagText(lag) { return `${lag < 0 ? "−" : "+"}${timeText(Math.abs(lag), 2)}`; }
-
-/**
- * Pairs the events of each rank of two runs, and returns for each rank the ends in the second run,
- * ascending, and how much later than in the first run each is. The k-th events of the same kind
- * belong together.
- */
-function findLags(first, second) {
-  const keysOf = (run, rank) => {
-    const seen = new Map(), { peer, stage, microbatch } = run.columns;
-    return Array.from({ length: run.first[rank + 1] - run.first[rank] }, (_, k) => {
-      const i = run.first[rank] + k;
-      const name = `${run.op(i)} ${run.label(i)} ${peer[i]} ${stage[i]} ${microbatch[i]}`;
-      seen.set(name, (seen.get(name) ?? 0) + 1);
-      return [`${name} ${seen.get(name)}`, run.done[i]];
-    });
-  };
-  const alike = ["op", "peer", "stage", "microbatch"].map((name) =>
-    [first, second].map((run) => run.columns[name]));
-  return Array.from({ length: Math.min(first.ranks, second.ranks) }, (_, rank) => {
-    const [i, j] = [first.first[rank], second.first[rank]], size = first.first[rank + 1] - i;
-    let same = size === second.first[rank + 1] - j;
-    for (let k = 0; same && k < size; k++) {
-      same = alike.every(([one, other]) => one[i + k] === other[j + k]);
-    }
-    const before = same ? null : new Map(keysOf(first, rank));
-    const both = (k) => [second.done[j + k], first.done[i + k]];
-    const ends = same ? Array.from({ length: size }, (_, k) => both(k))
-      : keysOf(second, rank).map(([key, done]) => [done, before.get(key)]);
-    const pairs = ends.map(([done, then]) => [done, done - then])
-      .filter(([, lag]) => !Number.isNaN(lag)).sort(([one], [other]) => one - other);
-    return [Float64Array.from(pairs, ([done]) => done), Float64Array.from(pairs, ([, lag]) => lag)];
-  });
-}
 
 /** Returns the smallest of 1, 2, 5, 10, 20 ... that is at least the given number. */
 function niceStep(least) {
