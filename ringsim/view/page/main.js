@@ -106,15 +106,10 @@ class View {
   drawnNames() {
     const { timeline, runs } = this, names = new Map(), used = new Set();
     for (const run of runs) {
-      for (let i = 0; i < Math.min(run.size, 200000); i++) {
-        if (run.kind(i) === "mark") continue;
-        run.parts(i, (_, __, state) => {
-          const key = STATE_KEYS[state];
-          if (!names.has(key)) names.set(key, new Set());
-          names.get(key).add(key in LOOKS.span ? run.label(i) : STATES[state].name);
-        });
+      for (const [state, name] of run.drawnNames()) {
+        if (!names.has(STATE_KEYS[state])) names.set(STATE_KEYS[state], new Set());
+        names.get(STATE_KEYS[state]).add(name);
       }
-      if (run.tables.program[0].length) names.set("program", new Set([STATES[PROGRAM].name]));
       for (const { event, look } of run.flags) if (event >= 0) used.add(look);
       if (run.marks.length) used.add("mark");
       if (run.columns.partner.some(Boolean)) used.add("message");
