@@ -21,6 +21,7 @@ const SHORT_WAIT = 1e9;
 const BANDS = ["span", "operation", "step", "program"];
 // The first lane of each band among all lanes, and their number; further bars share the last lane.
 const LANES = [0, 4, 10, 11];
+const MOST_NAMED = 200000; // the most events in which names for the legend are searched
 const ARRAYS = { i1: Int8Array, i2: Int16Array, i4: Int32Array, f8: Float64Array };
 
 /** Decodes base64. */
@@ -222,6 +223,23 @@ class Run {
     if (done > met) each(met, done, TRANSFER);
   }
 
+  /** Returns pairs of a state and a name for everything that bars show. */
+  drawnNames() {
+    const { isMark, isSpan, columns: { op, label }, head: { labels } } = this;
+    const spans = new Uint8Array(labels.length + 1), found = new Uint8Array(STATES.length);
+    const note = (_, __, state) => { found[state] = 1; };
+    for (let i = 0; i < Math.min(this.size, MOST_NAMED); i++) {
+      if (isSpan[op[i]]) spans[label[i] + 1] = 1; // the first is for spans without a name
+      else if (!isMark[op[i]]) this.parts(i, note);
+    }
+    found[PROGRAM] = Math.min(1, this.tables.program[0].length);
+    const others = STATES.map(({ name }, state) => [state, name]).filter(([state]) => found[state]);
+    const looks = [SPANS, ...this.looks], all = ["", ...labels].map((name, k) => [looks[k], name]);
+    const named = all.filter((_, k) => spans[k]).map(([state, name]) =>
+      [state, STATE_KEYS[state] in LOOKS.span ? name : STATES[state].name]);
+    return [...others, ...named];
+  }
+
   /** Returns the lanes of a rank's bars by band; bars on a lane do not overlap. */
   lanesOf(rank) { return (this.lanes[rank] ??= this.layOut(rank)); }
 
@@ -248,13 +266,17 @@ class Run {
     this.placeBars(order, places, lanes, own);
     const isUsed = ({ size }, place) => size > 0 || place < own, isFound = lanes.map(isUsed);
     for (const lane of lanes) lane.reserve(lane.size);
-    for (let k = 0; k < order.length; k++) {
-      const i = order[k];
-      lanes[places[k]].add(i, this.post[i], this.endOf(i));
-    }
+    this.fill(order, places, lanes);
     const [span, operation, step] = LANES.slice(1).map((end, band) =>
       lanes.slice(0, end).filter((_, place) => place >= LANES[band] && isFound[place]));
     return { span, operation, step };
+  }
+
+  /** Adds bars to the lanes at their places. */
+  fill(order, places, lanes) {
+    for (let k = 0; k < order.length; k++) {
+      lanes[places[k]].add(order[k], this.post[order[k]], this.endOf(order[k]));
+    }
   }
 
   /** Finds the place of each bar among all lanes; only the first thread uses the first `own`. */

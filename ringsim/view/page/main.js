@@ -4,7 +4,6 @@
 const SPEEDS = [0.1, 0.2, 0.5, 1, 2, 5]; // windows per ten seconds
 const CALM_MS = 700; // the pause between messages if the reader prefers reduced motion
 const MOST_AT_ONCE = 20000; // of larger runs, the traffic is added up only once the view settles
-const MOST_NAMED = 200000; // the most events of a run whose names are in the legend
 const ZOOM = 0.65; // the visible time after zooming in, as a share of the time before
 const STAGE = ["wheel", "pointerdown", "pointermove", "pointerup", "pointerleave"]; // events
 const HINT = "ringsim-hint"; // the name under which a browser remembers that the hint was read
@@ -75,12 +74,7 @@ class View {
     const { timeline, runs } = this, names = new Map(STATE_KEYS.map((key) => [key, new Set()]));
     const add = (state, name) => names.get(STATE_KEYS[state]).add(name);
     for (const run of runs) {
-      if (run.tables.program[0].length) add(PROGRAM, STATES[PROGRAM].name);
-      for (let i = 0; i < Math.min(run.size, MOST_NAMED); i++) {
-        if (run.kind(i) === "mark") continue;
-        run.parts(i, (_, __, state) =>
-          add(state, STATE_KEYS[state] in LOOKS.span ? run.label(i) : STATES[state].name));
-      }
+      for (const [state, name] of run.drawnNames()) add(state, name);
     }
     const flags = runs.flatMap((run) => run.flags.filter(({ event }) => event >= 0));
     const lags = timeline.lags.flatMap(([, late]) => [...late]);

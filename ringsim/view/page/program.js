@@ -6,7 +6,7 @@ class Intervals {
   constructor(most) {
     this.count = 0;
     [this.begins, this.ends] = [new Float64Array(most), new Float64Array(most)];
-    this.events = new Int32Array(most);
+    [this.events, this.afters] = [new Int32Array(most), new Int32Array(most)];
   }
 
   add(begin, end, event) {
@@ -22,67 +22,76 @@ class Intervals {
     events[at] = event;
   }
 
-  /** Calls `each(from, until, before, after)` for the gaps; returns the end of all intervals. */
-  gaps(each) {
-    const { begins, ends, events, count } = this;
-    let free = begins[0];
-    for (let k = 0, last = 0; k < count; k++) {
-      if (begins[k] > free) each(free, begins[k], events[last], events[k]);
-      if (ends[k] < free) continue;
-      free = ends[k];
-      last = k;
+  /** Replaces the intervals by the gaps between them; `events` then precede, `afters` follow. */
+  invert() {
+    const { begins, ends, events, afters, count } = this;
+    this.count = 0;
+    for (let k = 0, free = begins[0], last = events[0]; k < count; k++) {
+      const begin = begins[k], end = ends[k], event = events[k];
+      if (begin > free) {
+        begins[this.count] = free;
+        ends[this.count] = begin;
+        events[this.count] = last;
+        afters[this.count++] = event;
+      }
+      if (end < free) continue;
+      free = end;
+      last = event;
     }
-    return free;
+    return this;
+  }
+
+  /** Calls `each(begin, end, ...more)` for all intervals. */
+  visit(each, more) {
+    const { begins, ends, count } = this;
+    for (let k = 0; k < count; k++) each(begins[k], ends[k], more);
   }
 }
 
-/** Returns the intervals in which a rank's program did not run, from a range of its events. */
-function findBusy(run, low, high, left, right) {
+/** Adds the intervals in which a rank's program did not run, from a range of its events. */
+function addBusy(run, low, high, left, right) {
   const { busy, done, intervals } = run;
-  intervals.count = 0;
-  intervals.add(left, left, -1);
   for (let i = low; i < high; i++) {
     if (busy[i] < right && !(done[i] <= left)) intervals.add(busy[i], run.openEndOf(i), i);
   }
-  return intervals;
 }
 
-/** Calls `each(from, until)` for the time in a window in which a rank ran its own program. */
-function eachFree(run, rank, from, until, each) {
-  const [[begin], [end]] = run.rowsOf("program", rank);
+/** Returns the time in a window in which a rank ran its own program, as intervals. */
+function findFree(run, rank, from, until) {
+  const [[begin], [end]] = run.rowsOf("program", rank), { intervals } = run;
   const left = Math.max(from, begin), right = Math.min(until, end);
-  if (!(left < right)) return;
-  const [low, high] = run.rangeOf(rank, left, right);
-  const free = findBusy(run, low, high, left, right).gaps(each);
-  if (free < right) each(free, right);
+  intervals.count = 0;
+  if (!(left < right)) return intervals;
+  intervals.add(left, left, -1);
+  addBusy(run, ...run.rangeOf(rank, left, right), left, right);
+  intervals.add(right, right, -1);
+  return intervals.invert();
 }
 
-/** Returns the intervals of a rank's waits and spans, and the moments at which it posted. */
-function findMoments(run, from, until) {
+/** Adds the intervals of a rank's waits and spans, and the moments at which it posted. */
+function addMoments(run, from, until) {
   const { post, busy, isMark, intervals, columns: { thread, op } } = run;
-  intervals.count = 0;
   for (let i = from; i < until; i++) {
     if (thread[i] || isMark[op[i]]) continue;
     intervals.add(post[i], post[i], i);
     if (busy[i] >= 0) intervals.add(busy[i], run.openEndOf(i), i);
   }
   if (run.head.progress) intervals.add(run.end, run.end, until - 1); // the program continues
-  return intervals;
 }
 
 /** Returns the stretches of a rank as a lane; each ends when something begins or is posted. */
 function findProgram(run, rank) {
-  const { size, post, done, first: { [rank]: from, [rank + 1]: until } } = run;
-  const lane = new Lane().reserve(2 * (until - from));
+  const { size, intervals, first: { [rank]: from, [rank + 1]: until } } = run;
+  intervals.count = 0;
+  addMoments(run, from, until);
+  const { begins, ends, events, afters, count } = intervals.invert(), first = size + 2 * from;
   run.before ??= new Int32Array(2 * size); // by stretch, the event that ended last
   run.after ??= new Int32Array(2 * size); // by stretch, the event that ends it
-  findMoments(run, from, until).gaps((begin, end, before, after) => {
-    const place = 2 * from + lane.size, event = size + place;
-    lane.add(event, begin, end);
-    [post[event], done[event]] = [begin, end];
-    [run.before[place], run.after[place]] = [before, after];
-    run.rank[event] = rank;
-  });
-  for (const name of ["events", "begins", "ends"]) lane[name] = lane[name].slice(0, lane.size);
-  return lane;
+  run.before.set(events.subarray(0, count), 2 * from);
+  run.after.set(afters.subarray(0, count), 2 * from);
+  run.post.set(begins.subarray(0, count), first);
+  run.done.set(ends.subarray(0, count), first);
+  run.rank.fill(rank, first, first + count);
+  const own = Int32Array.from({ length: count }, (_, k) => first + k);
+  return { events: own, begins: begins.slice(0, count), ends: ends.slice(0, count) };
 }

@@ -71,25 +71,23 @@ class Pyramid {
   cover(rank, band, begin, bins, binTime) {
     const { run, filled, covers } = this, used = [], end = begin + bins * binTime;
     filled.fill(0, 0, bins);
+    const isUsed = new Uint8Array(STATES.length), perBin = 1 / binTime;
     let weight = 1;
     const add = (from, until, state) => {
       const cover = covers[state];
-      if (!used.includes(state)) {
-        used.push(state);
+      if (!isUsed[state]) {
+        isUsed[state] = used.push(state);
         cover.fill(0, 0, bins);
       }
-      const low = Math.max(0, (from - begin) / binTime);
-      const high = Math.max((until - begin) / binTime, low + 1e-3);
-      const last = Math.min(bins - 1, Math.floor(high));
-      for (let bin = Math.min(bins - 1, Math.floor(low)); bin <= last; bin++) {
-        const part = Math.max(0, Math.min(high, bin + 1) - Math.max(low, bin)); // of the bin
+      const low = Math.min(bins, Math.max(0, (from - begin) * perBin));
+      const high = Math.min(bins, Math.max((until - begin) * perBin, low + 1e-3));
+      for (let bin = low | 0; bin < high; bin++) {
+        const part = Math.min(high, bin + 1) - Math.max(low, bin); // of the bin
         cover[bin] += part * weight;
         filled[bin] += part;
       }
     };
-    if (BANDS[band] === "span") {
-      eachFree(run, rank, begin, end, (from, until) => add(from, until, PROGRAM));
-    }
+    if (BANDS[band] === "span") findFree(run, rank, begin, end).visit(add, PROGRAM);
     for (const lane of run.lanesIn(rank, BANDS[band])) {
       run.between(lane, begin, end, (event) => run.parts(event, add));
       weight *= INNER;
@@ -103,7 +101,9 @@ class Pyramid {
     for (let bin = 0; bin < bins; bin++) {
       if (!(filled[bin] > 0)) continue;
       let best = used[0];
-      for (const state of used) if (covers[state][bin] > covers[best][bin]) best = state;
+      for (let k = 1; k < used.length; k++) {
+        if (covers[used[k]][bin] > covers[best][bin]) best = used[k];
+      }
       row.state[at + bin] = best;
       row.share[at + bin] = Math.max(24, Math.min(255, (255 * filled[bin]) / whole));
     }
