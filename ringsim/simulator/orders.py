@@ -81,7 +81,7 @@ class _OrderedSimulation(Simulation):
         return free[:1] if free and _QUESTION not in known else ranks
 
     def _number_state(self) -> int:
-        """Returns a number that is the same for equal states."""
+        """Returns a number that is the same for equal states, in all forks of one server."""
         events, waiting = self._recorder.read(), self._shared.matcher.waiting()
         sends = sorted((one.number, one.rank.number, one.peer) for one in waiting if one.sends)
         halted = tuple(sorted(self._halted.items()))
