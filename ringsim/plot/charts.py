@@ -17,8 +17,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
 
 import numpy as np
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import (
     LogLocator,
@@ -46,7 +44,6 @@ __all__ = [
     "FIGURES",
     "LINE_RATES",
     "MeasuredUse",
-    "achieved",
     "plot_bandwidth",
     "plot_inner_iterations",
 ]
@@ -128,7 +125,7 @@ def _draw_table(table: Bandwidths, ax: Axes, *, published: bool) -> None:
     curves = make_curves(table)
     sizes = [one.size_bytes for one in curves] or [np.array([1, 2**20])]
     panels = _add_panels(ax, np.concatenate(sizes))
-    labels, handles = _draw_curves(curves, panels), _curve_legend(curves)
+    labels = _draw_curves(curves, panels)
     notes = _fit_notes(curves) + _counts(curves)
     of_messages = all(one.bus_factor == 1 for one in curves)
     if published and curves and of_messages and all(one.backend != "nccl" for one in curves):
@@ -137,15 +134,12 @@ def _draw_table(table: Bandwidths, ax: Axes, *, published: bool) -> None:
         points = {figure.link: figure.source for figure in FIGURES if figure.latency_us is not None}
         cited = "; ".join(f"{link} ({source})" for link, source in points.items())
         notes.append(f"Published times: {cited}.")
-        handles.append(
-            style.entry(
-                "NCCL, published elsewhere (not measured here)", linewidth=1.2, **PUBLISHED_LOOK
-            )
-        )
+        published_by = "NCCL, published elsewhere (not measured here)"
+        style.entry(ax, published_by, linewidth=1.2, **PUBLISHED_LOOK)
     _write_labels(ax, labels)
     ax.set_ylabel("bandwidth, GB/s (algbw = busbw)" if of_messages else "bus bandwidth, GB/s")
     notes += [*_circumstances(table.metadata), *map(str, table.metadata.get("notes", ()))]
-    style.dress(ax, *_message(curves), notes, handles, metadata=table.metadata, columns=3)
+    style.dress(ax, *_message(curves), notes, metadata=table.metadata, columns=3)
 
 
 def _draw_trace(trace: Trace, table: Bandwidths | None, ax: Axes) -> None:
@@ -153,21 +147,21 @@ def _draw_trace(trace: Trace, table: Bandwidths | None, ax: Axes) -> None:
     curves = make_curves(table) if table is not None else []
     sizes = np.concatenate([found.size_bytes, *(one.size_bytes for one in curves)])
     panels = _add_panels(ax, sizes if len(sizes) else np.array([2**10, 2**20]))
-    labels, handles = _draw_curves(curves, panels, name_half=False), _curve_legend(curves)
+    labels = _draw_curves(curves, panels, name_half=False)
     colour = pen(str(trace.metadata.get("backend") or "")).light
-    handles += _draw_messages(found, False, "waited for from the start", colour, panels)
-    handles += _draw_messages(found, True, "waited for late (a lower bound)", colour, panels)
+    _draw_messages(found, False, "waited for from the start", colour, panels)
+    _draw_messages(found, True, "waited for late (a lower bound)", colour, panels)
     _write_labels(ax, labels)
     notes = [f"Lines: {footer(table.metadata)}.", *_fit_notes(curves)] if table is not None else []
     notes += _left_out(found)
     words = _trace_message(found, trace)
-    style.dress(ax, *words, notes, handles, metadata=trace.metadata, columns=3)
+    style.dress(ax, *words, notes, metadata=trace.metadata, columns=3)
 
 
 def _draw_messages(
     found: Achieved, is_bound: bool, words: str, colour: str, panels: _Panels
-) -> list[Line2D]:
-    """Draws the messages of one kind as dots or quantiles and returns the legend entries."""
+) -> None:
+    """Draws the messages of one kind as dots or quantiles."""
     look: dict[str, Any] = {
         "color": colour, "markerfacecolor": "none" if is_bound else colour, "marker": "o",
         "markersize": 5,
@@ -175,10 +169,9 @@ def _draw_messages(
     }  # fmt: skip
     gid = f"messages {'bound' if is_bound else 'exact'}"
     few, many = found.split(is_bound)
-    handles = []
     if len(few):
         dots = found.size_bytes[few], found.gb_per_s[few], found.time_us[few]
-        handles.append(panels.plot(*dots, label=f"a message, {words}", gid=gid, **look))
+        panels.plot(*dots, label=words, gid=gid, **look)
     for some in many:
         # shifted, so that the two kinds of messages are next to each other
         size = np.median(found.size_bytes[some]) * (1.05 if is_bound else 0.95)
@@ -189,8 +182,7 @@ def _draw_messages(
         line: Any = {"color": colour, "linewidth": 1.6, "zorder": 5, "gid": f"{gid} p10-p90"}
         panels.plot([size, size], *zip(low, high, strict=True), **line)
         label = f"over {MOST_DOTS} messages of one size, {words}: median, p10 to p90"
-        median = panels.plot(size, *middle, label=label, gid=f"{gid} median", **look)
-    return [*handles, median] if many else handles
+        panels.plot(size, *middle, label=label, gid=f"{gid} median", **look)
 
 
 def _message(curves: Sequence[Curve]) -> tuple[str, str]:
@@ -456,29 +448,23 @@ def _draw_curves(
         labels.append((float(height), words, look.light))
     for edges in groups.values():
         _draw_fit(_slowest(edges), panels, name=name_half and len(groups) == 1)
+    _explain(panels.rates, groups)
     return labels
 
 
-def _curve_legend(curves: Sequence[Curve]) -> list[Any]:
-    """Returns the legend entries; backends need none, because their lines are labelled."""
-    groups = _group(curves)
+def _explain(ax: Axes, groups: Groups) -> None:
+    """Adds patterns, bands and fits to the legend; lines of backends have labels."""
     if not groups:
-        return []
+        return
     backends = {backend for backend, _, _ in groups}
     colour = pen(backends.pop()).light if len(backends) == 1 else style.INK
-    entries: list[Any] = [
-        style.entry(
-            f"{pattern}: median",
-            color=colour,
-            marker=MARKERS.get(pattern, OTHER_MARKER),
-            markersize=5,
-        )
-        for pattern in dict.fromkeys(pattern for _, pattern, _ in groups)
-    ]
+    for pattern in dict.fromkeys(pattern for _, pattern, _ in groups):
+        marker = MARKERS.get(pattern, OTHER_MARKER)
+        style.entry(ax, f"{pattern}: median", color=colour, marker=marker, markersize=5)
     if any(len(edges) == 1 for edges in groups.values()):
-        entries.append(Patch(facecolor=colour, alpha=0.22, linewidth=0, label="p10 to p90"))
-    fit = "fit: time = alpha + beta · size"
-    return [*entries, style.entry(fit, linestyle=FIT_LINE, linewidth=1.1)]
+        band: Any = {"linewidth": 8, "solid_capstyle": "butt"}
+        style.entry(ax, "p10 to p90", color=style.fade(colour, 0.78), **band)
+    style.entry(ax, "fit: time = alpha + beta · size", linestyle=FIT_LINE, linewidth=1.1)
 
 
 def _fit_notes(curves: Sequence[Curve]) -> list[str]:
@@ -622,34 +608,27 @@ class _Panels(NamedTuple):
     rates: Axes
     times: Axes
 
-    def plot(self, sizes: Any, gb_per_s: Any, time_us: Any, **look: Any) -> Line2D:
-        """Draws into both panels and returns the lower panel's line, for use in a legend."""
+    def plot(self, sizes: Any, gb_per_s: Any, time_us: Any, **look: Any) -> None:
+        """Draws into both panels."""
         self.rates.plot(sizes, gb_per_s, **look)
-        (line,) = self.times.plot(sizes, time_us, **look)
-        return line
+        self.times.plot(sizes, time_us, **look)
 
 
 def _add_panels(ax: Axes, sizes: Any) -> _Panels:
-    """Adds the panel with the times below the axes.
-
-    Ticks are at every power of two or, if there is little room, at every second, third ... power.
-    """
+    """Adds the panel with the times below the axes."""
     below = ax.inset_axes((0, -BELOW, 1, BELOW - GAP), sharex=ax)
-    low, high = math.floor(math.log2(sizes.min())), math.ceil(math.log2(sizes.max()))
-    step = max(
-        1, -(-(high - low + 1) // min(MOST_TICKS, int(style.points(ax)[0] // TICK_POINTS) + 1))
-    )
+    most = min(MOST_TICKS, int(style.points(ax)[0] // TICK_POINTS) + 1)
     for panel, label in ((ax, "bandwidth, GB/s"), (below, "time per message")):
         panel.set_xscale("log", base=2)
         panel.set(ylabel=label, yscale="log")
         panel.grid(color=style.FAINT, linewidth=0.6)
         panel.set_axisbelow(True)
-        panel.set_xticks([2.0**power for power in range(low, high + 1, step)])
+        panel.xaxis.set_major_locator(LogLocator(base=2, numticks=most))
         panel.xaxis.set_major_formatter(lambda value, _: bytes_text(value))
         panel.yaxis.set_major_locator(LogLocator(base=10, numticks=7))
         panel.minorticks_off()
-    ax.set_xlim(2 ** (low - 0.5), 2 ** (high + 0.5))
-    ax.yaxis.set_major_formatter(lambda value, _: f"{value:.12f}".rstrip("0").rstrip("."))
+    ax.set_xlim(sizes.min() / 2**0.5, sizes.max() * 2**0.5)
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     below.yaxis.set_major_formatter(lambda value, _: time_text(value * 1e3))
     ax.tick_params(labelbottom=False)
     below.set_xlabel("message size")
@@ -720,10 +699,7 @@ class Achieved:
         sizes = self.size_bytes[here]
         if len(np.unique(sizes)) > MOST_SIZES:
             sizes = np.round(4 * np.log2(sizes))
-        of_size = np.split(
-            here[np.argsort(sizes, kind="stable")],
-            np.cumsum(np.unique(sizes, return_counts=True)[1])[:-1],
-        )
+        of_size = [here[sizes == size] for size in np.unique(sizes)]
         few = [rows for rows in of_size if len(rows) <= MOST_DOTS]
         return np.concatenate([*few, here[:0]]), [rows for rows in of_size if len(rows) > MOST_DOTS]
 
@@ -862,31 +838,20 @@ def _draw_use(
     num_stages: int, measured: Sequence[MeasuredUse], metadata: dict[str, Any] | None, ax: Axes
 ) -> None:
     turns = range(1, 2 * num_stages + 1)
-    handles = []
     for async_comm, name, colour, marker, line in _LINES:
         look: dict[str, Any] = {
             "color": colour, "marker": marker, "markersize": 7, "markerfacecolor": style.GROUND
         }  # fmt: skip
         uses = [float(steady_use(num_stages, number, async_comm)) for number in turns]
-        ax.plot(turns, uses, line, linewidth=1.6, zorder=3, **look)
-        handles.append(style.entry(f"{name}, closed form", linestyle=line, **look))
-        stuck = [number for number, use in zip(turns, uses, strict=True) if use == 0]
+        ax.plot(turns, uses, line, linewidth=1.6, zorder=3, label=f"{name}, closed form", **look)
+        stuck = [(number, 0) for number, use in zip(turns, uses, strict=True) if use == 0]
+        own = [point[::2] for point in measured if point.async_comm is async_comm]
         size = 110 if async_comm else 60
-        zeros = [0.0] * len(stuck)
-        ax.scatter(stuck, zeros, s=size, marker="x", color=colour, linewidths=1.8, zorder=5)
-        own = [point for point in measured if point.async_comm is async_comm]
-        ax.scatter(
-            [point.num_inner_iterations for point in own],
-            [point.use for point in own],
-            s=26,
-            marker=marker,
-            color=colour,
-            linewidths=0,
-            zorder=4,
-        )
-    if measured:
-        handles.append(style.entry("filled: measured", linestyle="none", marker="o", markersize=5))
-    handles.append(style.entry("never ends", linestyle="none", marker="x", markersize=7))
+        cross: Any = {"s": size, "marker": "x", "linewidths": 1.8, "label": "never ends"}
+        dot: Any = {"s": 26, "marker": marker, "linewidths": 0, "label": "filled: measured"}
+        for points, mark in ((own, dot), (stuck, cross)):
+            if points:
+                ax.scatter(*zip(*points, strict=True), color=colour, zorder=5, **mark)
     ax.set(
         xlabel="inner iterations (batches in flight)",
         ylabel="share of the time in which a stage works",
@@ -905,5 +870,4 @@ def _draw_use(
             "jam the ring"
         ),
         metadata=metadata or {"source": "closed forms; nothing was run"},
-        handles=handles,
     )

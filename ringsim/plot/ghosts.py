@@ -28,11 +28,7 @@ from ringsim.traces.looks import LOOKS
 from ringsim.traces.units import time_unit
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
-
     from ringsim.traces.value import Trace
-
-__all__ = ["COMPUTING", "draw_recorded", "fit_axis"]
 
 PALE: Final = style.fade(LOOKS["recorded"].light, 0.7)
 COMPUTING: Final = Look("recorded run, computing", PALE, "", MUTED, edge=0.5)
@@ -48,8 +44,8 @@ def fit_axis(trace: Trace) -> TimeAxis:
     return TimeAxis(first_ns, last_ns, *time_unit(max(last_ns - first_ns, 1)))
 
 
-def draw_recorded(rows: RankRows, recorded: Trace, axis: TimeAxis) -> list[Artist]:
-    """Draws a recorded run into the last lane; returns the legend entries."""
+def draw_recorded(rows: RankRows, recorded: Trace, axis: TimeAxis) -> None:
+    """Draws a recorded run into the last lane."""
     bars, events = make_bars(recorded), recorded.events
     slot_ns = (axis.last_ns - axis.first_ns) / SLOTS
     waits = np.isin(bars.look, _WAITS) & (bars.end_ns - bars.start_ns > slot_ns)
@@ -58,4 +54,3 @@ def draw_recorded(rows: RankRows, recorded: Trace, axis: TimeAxis) -> list[Artis
     rows.draw(COMPUTING, "ghosts", ranks, -1, axis.at(begin), axis.at(end), zorder=2)
     times = axis.at(bars.start_ns[waits]), axis.at(bars.end_ns[waits])
     rows.draw(WAITING, "ghosts-blocked", bars.rank[waits], -1, *times, zorder=2.1)
-    return [style.swatch(COMPUTING), style.swatch(WAITING)]

@@ -17,7 +17,7 @@ import numpy as np
 from ringsim.errors import ArgumentError
 from ringsim.plot import sheet, style
 from ringsim.plot.pipeline_step import PHASE_NAME_POINTS, PHASES, draw_actions, name_schedule
-from ringsim.plot.rows import divide, lay_rows, strip_inches
+from ringsim.plot.rows import WIDTH_INCHES, divide, lay_rows, strip_inches
 from ringsim.plot.sheet import Picture
 from ringsim.plot.style import Look
 from ringsim.provenance import footer
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["overlay_images", "plot_overlay"]
 
-WIDTH_INCHES: Final = 9.6
 ROW_INCHES: Final = 0.66
 LOWER: Final = 0.37  # the height of the lower lane
 MEASURED_LANE, PREDICTED_LANE = 0, 3
@@ -127,25 +126,22 @@ def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
     if steps:
         measured = find_step(real, step)
         start, end = (measured.start - begin_ns) / unit_ns, (measured.end - begin_ns) / unit_ns
-        handles = draw_actions(replace(measured, start=start, end=end), rows)
+        draw_actions(replace(measured, start=start, end=end), rows)
     else:
         index = comparison.real_index[chosen]
         look = replace(MEASURED_LOOK, name=comparison.names[0])
         times = _times(real.events, index, begin_ns, unit_ns)
         rows.draw(look, "measured", real.events.rank[index], MEASURED_LANE, *times)
-        handles = [style.swatch(look)]
     index = comparison.virtual_index[chosen]
     times = _times(virtual.events, index, comparison.virtual_begin_ns[step], unit_ns)
     off = np.searchsorted(BOUNDS, comparison.lag_s[chosen] / lengths_s[0])
     looks = dict(enumerate(LATENESS_LOOKS))
     rows.draw_each(looks, "predicted", off, virtual.events.rank[index], PREDICTED_LANE, *times)
-    handles += map(style.swatch, LATENESS_LOOKS)
     for length_s, dash, name in zip(lengths_s, DASHES, comparison.names, strict=True):
         line: dict[str, Any] = {"color": style.INK, "linewidth": 1.2, "linestyle": dash}
-        ax.axvline(length_s * 1e9 / unit_ns, zorder=8, **line)
-        handles.append(style.entry(f"end, {name}", **line))
+        ax.axvline(length_s * 1e9 / unit_ns, zorder=8, label=f"end, {name}", **line)
     words = _words(comparison, step, steps)
-    style.dress(ax, *words, _notes(comparison), handles, metadata=real.metadata)
+    style.dress(ax, *words, _notes(comparison), metadata=real.metadata)
 
 
 def _notes(comparison: Comparison) -> list[str]:

@@ -28,13 +28,13 @@ from ringsim.plot.rows import (
     LEAST_ROW_POINTS,
     LETTER,
     TEXT_SIZE,
+    WIDTH_INCHES,
     Lanes,
     RankRows,
     TimeAxis,
     divide,
     label_time,
     lay_rows,
-    looks_of,
     strip_inches,
 )
 from ringsim.plot.sheet import Picture
@@ -59,7 +59,6 @@ from ringsim.traces.units import count, time_text, time_unit
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
 __all__ = ["plot_schedule"]
@@ -93,7 +92,6 @@ LEAST_GAP: Final = 1 / 1600  # as a share of the step; shorter gaps would be inv
 PHASE_NAME_POINTS: Final = 10.0  # the room for names above the first row
 PHASES_FROM: Final = 18.0  # points; lower rows have no room for brackets
 IDLE_SHARES_FROM: Final = 12.0  # points; lower rows do not show their share of idle time
-WIDTH_INCHES: Final = 9.6
 GAP_INCHES: Final = 0.16  # between the rows and the curve under them
 CURVE_INCHES: Final = 1.25
 MOST_CURVES: Final = 4  # more would be indistinguishable
@@ -107,8 +105,8 @@ class StepPicture:
 
     The computations are in ``unit`` and start at 0. ``time`` labels the time axis, ``about`` is
     part of the subtitle, and ``notes`` are written below. ``draw_messages`` draws sends and recvs
-    into their lanes, and ``draw_over`` draws on top of the rows; both return their entries for the
-    legend. ``recorded`` holds the same step of the run that a predicted trace came from.
+    into their lanes, and ``draw_over`` draws on top of the rows. ``recorded`` holds the same step
+    of the run that a predicted trace came from.
     """
 
     actions: StageActions
@@ -116,9 +114,9 @@ class StepPicture:
     unit: str
     metadata: dict[str, Any]
     about: str
-    draw_messages: Callable[[RankRows], list[Artist]] | None
+    draw_messages: Callable[[RankRows], None] | None
     notes: tuple[str, ...] = ()
-    draw_over: Callable[[RankRows], list[Artist]] | None = None
+    draw_over: Callable[[RankRows], None] | None = None
     recorded: StageActions | None = None
 
 
@@ -147,15 +145,14 @@ def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
     if recorded is not None:
         length = max(length, recorded.end.max())
     rows = lay_rows(ax, names, length, picture.time, picture.unit, lanes, above=PHASE_NAME_POINTS)
-    handles = draw_actions(actions, rows)
+    draw_actions(actions, rows)
     if recorded is not None:
         places = np.searchsorted(actions.ranks, recorded.rank)
         rows.draw(COMPUTING, "ghosts", places, -1, recorded.start, recorded.end)
-        handles.append(style.swatch(COMPUTING))
     bubble = measure_bubble(actions)
     for draw in (picture.draw_messages, picture.draw_over):
         if draw is not None and not compact:
-            handles += draw(rows)
+            draw(rows)
     if row >= IDLE_SHARES_FROM and not compact:
         for number, share in enumerate(bubble.of_total_by_rank):
             style.write_beside(
@@ -176,7 +173,7 @@ def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
         label_time(under, picture.time, picture.unit)
         ax.set_xlabel("")
         ax.tick_params(axis="x", length=0, labelbottom=False)
-    style.dress(ax, *_words(picture, bubble), handles, metadata=picture.metadata)
+    style.dress(ax, *_words(picture, bubble), metadata=picture.metadata)
 
 
 def divide_step(row: float, *, has_messages: bool = False, has_ghosts: bool = False) -> Lanes:
@@ -233,11 +230,8 @@ def name_schedule(name: str) -> str:
 # -- the computations
 
 
-def draw_actions(actions: StageActions, rows: RankRows) -> list[Artist]:
-    """Draws a step's boxes, the gaps between the boxes, and the phases.
-
-    Returns the legend entries.
-    """
+def draw_actions(actions: StageActions, rows: RankRows) -> None:
+    """Draws a step's boxes, the gaps between the boxes, and the phases."""
     place = np.searchsorted(actions.ranks, actions.rank)
     # the index of each stage among its rank's stages, in the model's order
     chunk = np.zeros(len(actions), dtype=np.int64)
@@ -253,7 +247,6 @@ def draw_actions(actions: StageActions, rows: RankRows) -> list[Artist]:
     names = np.char.add(np.char.add(actions.kind, "-"), chunk.astype(str))
     times = actions.start, actions.end
     rows.draw_each(looks, "actions", names, place, COMPUTE_LANE, *times, outlined=True)
-    gaps = _draw_gaps(actions, rows)
     if style.is_compact():
         _draw_phases(actions, rows, 1)
     elif rows.points >= PHASES_FROM:
@@ -268,30 +261,22 @@ def draw_actions(actions: StageActions, rows: RankRows) -> list[Artist]:
         lambda box: looks[names[box]].colour,
     )
 
-    handles: list[Artist] = [
-        style.swatch(look) for kind, look in ACTION_LOOKS.items() if (actions.kind == kind).any()
-    ]
     if numbers and not style.is_compact():
-        handles.append(microbatch_entry())
+        explain_numbers(rows.ax)
     if chunks > 1:
-        pale = Look("paler: later stage of the rank", style.fade(ACTION_LOOKS["F"].colour, PALEST))
-        handles.append(style.swatch(pale))
-    if gaps:
-        handles.append(style.swatch(BUBBLE_LOOK))
-    return handles
+        pale = style.fade(ACTION_LOOKS["F"].colour, PALEST)
+        style.swatch(rows.ax, "paler: later stage of the rank", pale)
+    _draw_gaps(actions, rows)
 
 
-def microbatch_entry() -> Artist:
-    """Returns the legend entry for the numbers in boxes."""
+def explain_numbers(ax: Axes) -> None:
+    """Adds the numbers in boxes to the legend."""
     with mpl.rc_context({"text.parse_math": True}):  # because this marker is a letter
-        return style.entry("number: microbatch", linestyle="none", marker="$0$", markersize=6)
+        style.entry(ax, "number: microbatch", linestyle="none", marker="$0$", markersize=6)
 
 
-def _draw_gaps(actions: StageActions, rows: RankRows) -> bool:
-    """Shades the idle times of ranks between the start and the end of the step.
-
-    Returns whether there are any such times.
-    """
+def _draw_gaps(actions: StageActions, rows: RankRows) -> None:
+    """Shades the idle times of ranks between the start and the end of the step."""
     first, last = actions.start.min(), actions.end.max()
     gaps = []
     for place, rank in enumerate(actions.ranks):
@@ -301,7 +286,6 @@ def _draw_gaps(actions: StageActions, rows: RankRows) -> bool:
         gaps.append(np.stack([np.full(len(begin), place), begin, end])[:, seen])
     places, starts, ends = np.concatenate(gaps, axis=1)
     rows.draw(BUBBLE_LOOK, "bubbles", places, COMPUTE_LANE, starts, ends, outlined=True)
-    return len(places) > 0
 
 
 def _draw_phases(actions: StageActions, rows: RankRows, most: int) -> None:
@@ -335,16 +319,10 @@ def _draw_phases(actions: StageActions, rows: RankRows, most: int) -> None:
             style.write_beside(ax, name, (x, y), (0, 1 if most == 1 else 3), color=colour, **look)
 
 
-def draw_flights(
-    rows: RankRows, sources: Ints, targets: Ints, start: Ints, end: Ints
-) -> list[Artist]:
-    """Draws each message in flight in both the sender's row and the receiver's row.
-
-    Returns the legend entry.
-    """
+def draw_flights(rows: RankRows, sources: Ints, targets: Ints, start: Ints, end: Ints) -> None:
+    """Draws each message in flight in both the sender's row and the receiver's row."""
     for lane, places in ((SEND_LANE, sources), (RECV_LANE, targets)):
         rows.draw(MESSAGE_LOOK, f"messages-{lane}", places, lane, start, end)
-    return [style.swatch(MESSAGE_LOOK)]
 
 
 # -- live activations
@@ -433,8 +411,8 @@ def _list_notes(trace: Trace) -> tuple[str, ...]:
 
 def _draw_recorded(
     rows: RankRows, trace: Trace, step: int, ranks: list[int], axis: TimeAxis
-) -> list[Artist]:
-    """Draws a step's sends and recvs, coloured by state; returns the legend entries."""
+) -> None:
+    """Draws a step's sends and recvs, coloured by state."""
     events = trace.events
     operations = (events.kind != SPAN) & (events.kind != MARK) & (events.kind != COLLECTIVE)
     bars = make_bars(take(trace, operations & in_step(events, step)))
@@ -442,8 +420,6 @@ def _draw_recorded(
     lane = np.maximum(bars.lane - bars.depths, 0) + SEND_LANE
     bars = replace(bars, rank=np.searchsorted(ranks, bars.rank), lane=lane)
     rows.draw_bars(bars, drawn & (bars.end_ns > bars.start_ns), axis)
-    used = set(bars.look[drawn].tolist())
-    return [style.swatch(look) for number, look in looks_of(bars).items() if number in used]
 
 
 def plot_schedule(

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
-from matplotlib.patches import Circle, Patch, Polygon
+from matplotlib.patches import Circle, Polygon
 
 from ringsim.plot import sheet, style
 from ringsim.plot.matrix import draw_matrix
@@ -27,7 +27,6 @@ from ringsim.traces.looks import LOOKS
 from ringsim.traces.units import bytes_text, count
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
     from ringsim.traces.value import Trace
@@ -94,14 +93,14 @@ def ring_picture(trace: Trace) -> Picture:
 def _draw(trace: Trace, ax: Axes) -> None:
     traffic = count_traffic(trace)
     if trace.world_size > MOST_NODES:
-        notes, handles = draw_matrix(traffic, ax), []
+        notes = draw_matrix(traffic, ax)
     else:
-        notes, handles = _draw_circle(traffic, ax), _circle_legend(traffic)
+        notes = _draw_circle(traffic, ax)
     if traffic.unfinished:
         notes.append(f"Not drawn: {count(traffic.unfinished, 'send')} that never finished.")
     if traffic.collectives:
         notes.append(f"Not drawn: {count(traffic.collectives, 'collective operation')}.")
-    style.dress(ax, *_message(traffic), notes, handles, metadata=trace.metadata, columns=2)
+    style.dress(ax, *_message(traffic), notes, metadata=trace.metadata, columns=2)
 
 
 def _message(traffic: Traffic) -> tuple[str, str]:
@@ -133,9 +132,7 @@ def _draw_circle(traffic: Traffic, ax: Axes) -> list[str]:
     """
     ranks = traffic.trace.world_size
     radius = min(0.24, 0.22 * 2 * np.pi / max(ranks, 4))
-    ax.set(xlim=(-LIMITS[0], LIMITS[0]), ylim=(-LIMITS[1], LIMITS[1]), aspect="equal")
-    ax.set_axis_off()
-    ax.apply_aspect()
+    set_limits(ax, *LIMITS)
     _draw_groups(traffic, ax, radius)
     notes = _draw_messages(traffic, ax, radius)
     about = {piece.get("rank"): piece for piece in traffic.trace.metadata.get("ranks", [])}
@@ -152,6 +149,13 @@ def _draw_circle(traffic: Traffic, ax: Axes) -> list[str]:
             look: Any = {"ha": "center", "va": "center", "color": style.MUTED, "zorder": 7}
             ax.text(x, y - 0.1, below, fontsize=style.letters(PID_SIZE), **look)
     return notes
+
+
+def set_limits(ax: Axes, wide: float, high: float) -> None:
+    """Prepares axes without lines for a circle with radius 1, with limits to each side."""
+    ax.set(xlim=(-wide, wide), ylim=(-high, high), aspect="equal")
+    ax.set_axis_off()
+    ax.apply_aspect()  # labels need the final size of the axes
 
 
 def draw_node(
@@ -191,9 +195,18 @@ def _draw_groups(traffic: Traffic, ax: Axes, radius: float) -> None:
         outline = ACROSS_COLOUR if across else CLOSING_COLOUR if succ < pred else style.MUTED
         line = _centre_line(ranks, pred, succ, radius * 0.7)
         tube = np.concatenate([beside(line, TUBE / 2), beside(line, -TUBE / 2)[::-1]])
-        look: Any = {"edgecolor": outline, "linewidth": 2.0 if across else 1.0}
-        look["linestyle"] = "solid" if on_it else UNUSED
-        ax.add_patch(Polygon(tube, facecolor=TUBE_COLOUR, gid=f"group-{name}", **look))
+        label = "pair group" if on_it else "pair group, nothing sent"
+        ax.add_patch(
+            Polygon(
+                tube,
+                facecolor=TUBE_COLOUR,
+                edgecolor=outline,
+                linewidth=2.0 if across else 1.0,
+                linestyle="solid" if on_it else UNUSED,
+                gid=f"group-{name}",
+                label="from host to host" if across else label,
+            )
+        )
         line = _centre_line(ranks, pred, succ, 0)
         middle = line[len(line) // 2]
         heading = [name] if detailed or not words else []
@@ -224,7 +237,9 @@ def _draw_messages(traffic: Traffic, ax: Axes, radius: float) -> list[str]:
             colour = CLOSING_COLOUR if closes else PAIR_COLOURS[pred % 3]
             texture = CLOSING_TEXTURE if closes else PAIR_TEXTURES[pred % 3]
             gid = f"{edge.lane}-{edge.group}"
-            _draw_arrow(ax, path if forward else path[::-1], width, colour, texture, 4, gid)
+            label = "closing edge" if closes else "messages, width = bytes"
+            path = path if forward else path[::-1]
+            _draw_arrow(ax, path, width, colour, texture, 4, gid, label)
     notes = []
     if lane and ranks > MOST_DETAILED:
         notes.append("Each pair group's label adds up both directions.")
@@ -249,7 +264,8 @@ def _draw_chord(
     path = chord(*ends, pull=0.4 if clockwise else 1.0, gap=gap)
     colour = ACROSS_COLOUR if traffic.trace.crosses(edge.src, edge.dst) else style.MUTED
     gid = f"outside-{edge.src}-{edge.dst}-{edge.group}"
-    _draw_arrow(ax, path, width, colour, OUTSIDE_TEXTURE, 3, gid)
+    label = "messages on other groups"
+    _draw_arrow(ax, path, width, colour, OUTSIDE_TEXTURE, 3, gid, label)
     if is_named:
         # abbreviated, because a small ring has little room in the middle
         text = f"{edge.group}\n{_amount([edge]).replace('message', 'msg')}"
@@ -261,11 +277,19 @@ def _draw_chord(
 
 
 def _draw_arrow(
-    ax: Axes, path: Points, width: float, colour: str, texture: Any, zorder: int, gid: str
+    ax: Axes,
+    path: Points,
+    width: float,
+    colour: str,
+    texture: Any,
+    zorder: int,
+    gid: str,
+    label: str,
 ) -> None:
     """Draws an arrow, with a texture along the middle if there is room."""
     outline = arrow(path, width, head=0.085)
-    ax.add_patch(Polygon(outline, facecolor=colour, edgecolor="none", zorder=zorder, gid=gid))
+    look: Any = {"edgecolor": "none", "zorder": zorder, "gid": gid, "label": label}
+    ax.add_patch(Polygon(outline, facecolor=colour, **look))
     if texture is not None and width > 2.5 * THINNEST:
         inner = path[np.hypot(*(path - path[-1]).T) > 0.12]
         ax.plot(*inner.T, color=style.GROUND, linewidth=1.2, linestyle=texture, zorder=zorder + 0.5)
@@ -281,33 +305,6 @@ def _write(
     height = "bottom" if way_y > 0.3 else "top" if way_y < -0.3 else "center"
     look: Any = {"ha": side, "va": height, "linespacing": 1.2, "zorder": 8}
     ax.text(x, y, text, fontsize=style.letters(points), color=colour, **look)
-
-
-def _circle_legend(traffic: Traffic) -> list[Artist]:
-    ring, used, lanes, crosses = traffic.ring, traffic.used, traffic.lanes, traffic.trace.crosses
-    ends = [*ring.values(), *((edge.src, edge.dst) for edge in traffic.edges)]
-    tube = {"facecolor": TUBE_COLOUR, "edgecolor": style.MUTED}
-    entries: tuple[tuple[Any, str, dict[str, Any]], ...] = (
-        (used, "pair group", tube),
-        (ring.keys() - used, "pair group, nothing sent", tube | {"linestyle": UNUSED}),
-        (
-            lanes - {"outside"},
-            "messages, width = bytes",
-            {"facecolor": PAIR_COLOURS[0]},
-        ),
-        ("outside" in lanes, "messages on other groups", {"facecolor": style.MUTED}),
-        (
-            any(succ < pred for pred, succ in ring.values()),
-            "closing edge",
-            {"facecolor": CLOSING_COLOUR},
-        ),
-        (
-            any(crosses(*pair) for pair in ends),
-            "from host to host",
-            tube | {"edgecolor": ACROSS_COLOUR, "linewidth": 2},
-        ),
-    )
-    return [Patch(label=label, **look) for is_shown, label, look in entries if is_shown]
 
 
 def _amount(edges: list[TrafficEdge]) -> str:

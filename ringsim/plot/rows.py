@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -17,10 +17,11 @@ from matplotlib.collections import PolyCollection
 from matplotlib.ticker import MaxNLocator
 
 from ringsim.plot import style
-from ringsim.plot.bars import Bars
+from ringsim.plot.bars import FIRST_SPAN, Bars
 from ringsim.plot.style import Look
 from ringsim.traces.events import NONE, Ints
 from ringsim.traces.looks import find_meanings, read_table, readable_ink
+from ringsim.traces.units import span_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,10 +45,12 @@ GAP_POINTS: Final = 6.0  # between a compact picture's rows and the unit of its 
 EDGE: Final = 0.42  # the distance from the middle of a row, which is 1 high, to its outer lanes
 GAP: Final = 0.03  # between lanes
 GHOSTS: Final = 0.16  # the height of the lane for ghosts, with the gap above
+MOST_SPAN_NAMES: Final = 8  # the most span names in the legend: one for each look
 MOST_TEXTS: Final = 1000
 TEXT_SIZE: Final = 8.0  # points
 LEAST_SIZE: Final = 5.0  # points; smaller text would be illegible
 LETTER: Final = 0.62  # the width of a letter, as a share of the font's size
+WIDTH_INCHES: Final = 9.6
 STRIP_ROW_INCHES: Final = 0.148
 MOST_STRIP_INCHES: Final = 2.9
 
@@ -145,8 +148,9 @@ class RankRows:
     ) -> None:
         """Draws bars with a single look; omits textures and outlines that would be invisible.
 
-        ``start`` and ``end`` are positions on the axis. ``low`` and ``high`` are shares of the
-        lane's height, measured from its lower edge.
+        The legend shows the look by its name, unless the name is "". ``start`` and ``end`` are
+        positions on the axis. ``low`` and ``high`` are shares of the lane's height, measured from
+        its lower edge.
         """
         below = self.lanes.bottom[lane]
         base, height = self.first + rank // self.ranks + below, below - self.lanes.top[lane]
@@ -159,14 +163,15 @@ class RankRows:
         wide &= points >= LEAST_TEXTURED_POINTS
         zorder = look.zorder if zorder is None else zorder
         more = {"facecolors": look.colour, "zorder": zorder, "gid": gid}
+        more["label"] = style.name_look(look.name)
         # Boxes only a pixel high are not smoothed, because soft edges would blur the rows.
         plain = {"linewidths": 0, "antialiaseds": points[~wide] >= 1, **more}
         textured = {"edgecolors": look.ink, "hatch": look.hatch or None, "linewidths": look.edge}
         # drawn separately, because a hatch takes the colour of the edge
         white = {"edgecolors": style.GROUND, "linewidths": 0.6, "zorder": zorder + 0.1}
         kinds: list[tuple[Ints, dict[str, Any]]] = [
-            (~wide, plain),
             (wide, more | textured),
+            (~wide, plain),
             (wide & outlined, {"facecolors": "none", **white}),
         ]
         for some, looks in kinds:
@@ -234,11 +239,18 @@ class RankRows:
 
 
 def looks_of(bars: Bars) -> dict[int, Look]:
-    """Returns the looks that bars use, keyed by number."""
+    """Returns the looks that bars use, keyed by number, those of spans first.
+
+    The first spans have their names in the legend.
+    """
+    looks = dict(enumerate(OPERATION_LOOKS))
     meanings = find_meanings(bars.labels)
-    spans = {meaning: Look.of(meaning) for meaning in set(meanings)}
-    looks = (*OPERATION_LOOKS, *map(spans.__getitem__, meanings))
-    return {number: looks[number] for number in np.unique(bars.look).tolist()}
+    known = {meaning: Look.of(meaning) for meaning in set(meanings)}
+    for number, (label, meaning) in enumerate(zip(bars.labels, meanings, strict=True)):
+        name = (span_text(label) or "span") if number < MOST_SPAN_NAMES else ""
+        looks[FIRST_SPAN + number] = replace(known[meaning], name=name)
+    used = sorted(np.unique(bars.look).tolist(), key=lambda number: (number < FIRST_SPAN, number))
+    return {number: looks[number] for number in used}
 
 
 def lay_rows(

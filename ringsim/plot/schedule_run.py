@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 import numpy as np
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
-from matplotlib.patches import Patch
 
 from ringsim.plot import sheet, style
 from ringsim.plot.pipeline_step import (
@@ -42,7 +41,6 @@ from ringsim.traces.steps import StageActions
 from ringsim.traces.units import bytes_text, time_text, time_unit
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
     from ringsim.simulator.schedules import ScheduleRun
@@ -205,16 +203,16 @@ def _describe_step(run: ScheduleRun) -> StepPicture:
 
 def draw_path(
     ax: Axes, path: CriticalPath, *, unit: float, at: float = 0.0, width: float = PATH_WIDTH
-) -> list[Artist]:
+) -> None:
     """Draws the critical path in colours that show why each part did not begin earlier.
 
     ``unit`` is the length of 1 on the axis, in the path's unit of time. While a rank computes, the
-    line runs ``at`` below the middle of the rank's row. The line is ``width`` points wide. Returns
-    the legend entries, one for each reason that occurs, with the number of times.
+    line runs ``at`` below the middle of the rank's row. The line is ``width`` points wide. The
+    legend shows how many times each reason occurs.
     """
     hops = path.hops
     if not hops:
-        return []
+        return
     start, end = np.array([(hop.start, hop.end) for hop in hops], dtype=float).T / unit
     rank, sender = np.array([(hop.rank, hop.source) for hop in hops]).T
     sends = sender >= 0
@@ -227,21 +225,16 @@ def draw_path(
     wide: Any = {"colors": style.GROUND, "linewidths": width * (1 + 2 * HALO)}
     wide |= {"zorder": 7.9, "capstyle": "round", "gid": "critical-path-halo"}
     ax.add_collection(LineCollection(list(lines), **wide), autolim=False)
-    handles: list[Artist] = []
     for reason, dashes in PATH_DASHES.items():
         some = reasons == reason
         if some.any():
-            look: dict[str, Any] = {"color": PATH_COLOUR, "linestyle": dashes}
+            times = "" if style.is_compact() else f", {np.count_nonzero(some):,} times"
             drawn = LineCollection(
-                list(lines[some]), linewidths=width, zorder=8, capstyle="butt",
-                gid=f"critical-path-{reason.replace(' ', '-')}", **look,
+                list(lines[some]), linewidths=width, color=PATH_COLOUR, linestyle=dashes, zorder=8,
+                capstyle="butt", gid=f"critical-path-{reason.replace(' ', '-')}",
+                label=f"critical path: {reason}{times}",
             )  # fmt: skip
             ax.add_collection(drawn, autolim=False)
-            label = f"critical path: {reason}"
-            if not style.is_compact():
-                label += f", {np.count_nonzero(some):,} times"
-            handles.append(style.entry(label, linewidth=width, **look))
-    return handles
 
 
 # -- a map of a large schedule
@@ -253,11 +246,10 @@ def _draw_map(run: ScheduleRun, ax: Axes) -> None:
     names = [f"rank {rank}" for rank in range(run.num_ranks)]
     lay_rows(ax, names, length or 1.0, "time", name, divide())
     ax.grid(visible=False)
-    handles: list[Artist] = []
     if length:
         shares = measure_shares(run, min(run.num_ranks, MAP_ROWS), MAP_COLUMNS)
-        handles = _draw_shares(ax, shares, length, run.num_ranks)
-        handles += draw_path(ax, run.critical_path, unit=unit, width=THIN)
+        _draw_shares(ax, shares, length, run.num_ranks)
+        draw_path(ax, run.critical_path, unit=unit, width=THIN)
     title = title_step(run.name, run.num_ranks, run.num_microbatches, run.bubble)
     known = "" if run.closed_form is None else f"; closed form {float(run.closed_form):,.6g}"
     notes = [
@@ -265,7 +257,7 @@ def _draw_map(run: ScheduleRun, ax: Axes) -> None:
         "computation. Paler means less.",
         describe_constants(run),
     ]
-    style.dress(ax, title, _about(run) + known, notes, handles, metadata=run.setting.metadata)
+    style.dress(ax, title, _about(run) + known, notes, metadata=run.setting.metadata)
 
 
 def measure_shares(run: ScheduleRun, rows: int, columns: int) -> Ints:
@@ -297,8 +289,8 @@ def measure_shares(run: ScheduleRun, rows: int, columns: int) -> Ints:
     return shares / (members[:, None, None] * (float(run.makespan) / columns))
 
 
-def _draw_shares(ax: Axes, shares: Ints, length: float, ranks: int) -> list[Artist]:
-    """Draws shares as an image over the rows and returns the legend entries."""
+def _draw_shares(ax: Axes, shares: Ints, length: float, ranks: int) -> None:
+    """Draws shares as an image over the rows."""
     colours = np.array([to_rgb(ACTION_LOOKS[letter].colour) for letter in COMPUTE_KINDS])
     busy = shares.sum(axis=-1, keepdims=True)
     # idle time is transparent, so that it has the colour of any ground
@@ -312,9 +304,7 @@ def _draw_shares(ax: Axes, shares: Ints, length: float, ranks: int) -> list[Arti
         zorder=1,
         gid="busy-map",
     )
-    handles: list[Artist] = [
-        Patch(facecolor=ACTION_LOOKS[letter].colour, label=ACTION_LOOKS[letter].name)
-        for code, letter in enumerate(COMPUTE_KINDS)
-        if shares[..., code].any()
-    ]
-    return [*handles, Patch(facecolor=IDLE, edgecolor=style.MUTED, linewidth=0.5, label="bubble")]
+    for code, look in enumerate(map(ACTION_LOOKS.__getitem__, COMPUTE_KINDS)):
+        if shares[..., code].any():
+            style.swatch(ax, look.name, look.colour)
+    style.swatch(ax, "bubble", IDLE)

@@ -67,7 +67,10 @@ def show(
             "figsize and dpi cannot be combined with ax. Set them on the figure that owns the axes."
         )
     part: Figure | Axes
-    with style.drawing(compact=compact, users=True):
+    wide, high = figsize or (0, None)
+    is_slide = high and wide >= WIDE * high and not any(picture.strip for picture in pictures)
+    layout = "column" if compact else "slide" if is_slide else "page"
+    with style.drawing(layout, users=True):
         if ax is None:
             part = plt.figure(dpi=dpi)
             ax = _lay_out(part, pictures[:1] if compact else pictures, figsize)[0]
@@ -102,35 +105,34 @@ def _lay_out(
         return _draw_all(figure, pictures)
     wide = sum(picture.width for picture in pictures)
     high = max(picture.height for picture in pictures)
-    is_square = len(pictures) == 1 and not pictures[0].strip
+    strip = max(picture.strip for picture in pictures)
     # if the height is free, rows shrink less than the time axis, so that they stay legible
-    power = 1 if is_square else 0.5
-    strip = pictures[0].strip if style.is_compact() and size[1] is None else 0.0
+    power = 0.5 if strip else 1
+    strip *= style.is_compact() and size[1] is None
     across, down = 1.0, 1.0
-    with style.text_aside(size[1] is not None and is_square and size[0] >= WIDE * size[1]):
-        for _ in range(MOST_TRIES):
-            # Remove axes one by one, because matplotlib before 3.11 warns when it clears a figure
-            # with a shared logarithmic axis.
-            for ax in figure.axes:
-                ax.remove()
-            figure.clear()
-            axes = _draw_all(
-                figure,
-                [
-                    picture._replace(
-                        width=picture.width * across, height=strip or picture.height * down
-                    )
-                    for picture in pictures
-                ],
-            )
-            missing = size[0] - figure.get_figwidth(), (size[1] or 0) - figure.get_figheight()
-            if abs(missing[0]) < CLOSE_INCHES > abs(missing[1]) * (size[1] is not None):
-                break
-            across = max(across + missing[0] / wide, LEAST_INCHES / wide)
-            # Parts below a picture grow with the picture, so half of the missing height is enough.
-            down = max(down + missing[1] / 2 / high, LEAST_INCHES / high)
-            if size[1] is None:
-                down = across**power
+    for _ in range(MOST_TRIES):
+        # Remove axes one by one, because matplotlib before 3.11 warns when it clears a figure
+        # with a shared logarithmic axis.
+        for ax in figure.axes:
+            ax.remove()
+        figure.clear()
+        axes = _draw_all(
+            figure,
+            [
+                picture._replace(
+                    width=picture.width * across, height=strip or picture.height * down
+                )
+                for picture in pictures
+            ],
+        )
+        missing = size[0] - figure.get_figwidth(), (size[1] or 0) - figure.get_figheight()
+        if abs(missing[0]) < CLOSE_INCHES > abs(missing[1]) * (size[1] is not None):
+            break
+        across = max(across + missing[0] / wide, LEAST_INCHES / wide)
+        # Parts below a picture grow with the picture, so half of the missing height is enough.
+        down = max(down + missing[1] / 2 / high, LEAST_INCHES / high)
+        if size[1] is None:
+            down = across**power
     figure.set_size_inches(size[0], size[1] or figure.get_figheight())
     return axes
 

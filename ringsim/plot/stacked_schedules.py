@@ -27,7 +27,7 @@ from ringsim.plot.pipeline_step import (
     draw_actions,
     name_schedule,
 )
-from ringsim.plot.rows import lay_rows, strip_inches
+from ringsim.plot.rows import WIDTH_INCHES, lay_rows, strip_inches
 from ringsim.plot.schedule_run import describe_constants, describe_length, find_unit, list_actions
 from ringsim.plot.sheet import Picture
 from ringsim.plot.style import percent
@@ -41,12 +41,10 @@ from ringsim.traces.steps import StageActions, measure_peaks
 from ringsim.traces.units import count
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
 __all__ = ["plot_schedules"]
 
-WIDTH_INCHES: Final = 9.6
 ROW_INCHES: Final = 0.38
 HEADING_INCHES: Final = 0.45
 MOST_INCHES: Final = 9.0
@@ -145,11 +143,9 @@ def _draw(runs: Sequence[ScheduleRun], ax: Axes) -> None:
     lanes = divide_step(height / len(names))
     rows = lay_rows(ax, names[:-gap], length, "time", name, lanes, above=above)
     end = float(runs[0].makespan) / unit
-    entries: dict[str, Artist] = {}
     for run in runs:
         actions = list_actions(run, unit)
-        for entry in draw_actions(actions, rows):
-            entries.setdefault(str(entry.get_label()), entry)
+        draw_actions(actions, rows)
         top, bottom = rows.first - 0.5, rows.first + run.num_ranks - 0.5
         style.write_beside(
             ax,
@@ -168,11 +164,9 @@ def _draw(runs: Sequence[ScheduleRun], ax: Axes) -> None:
             y = bottom - 0.08
             ax.annotate("", (own, y), (end, y), arrowprops=arrow, zorder=9, gid="difference")
         rows = replace(rows, first=rows.first + run.num_ranks + gap)
-    look: Any = {"linewidth": 1.0, "linestyle": (0, (3, 2))}
-    ax.axvline(end, color=style.MUTED, zorder=7, **look)
     label = f"end of {name_schedule(runs[0].name)}"
-    handles = [*entries.values(), style.entry(label, color=style.MUTED, **look)]
-    style.dress(ax, *_words(runs), handles, metadata=runs[0].setting.metadata)
+    ax.axvline(end, color=style.MUTED, zorder=7, linewidth=1.0, linestyle=(0, (3, 2)), label=label)
+    style.dress(ax, *_words(runs), metadata=runs[0].setting.metadata)
 
 
 def _describe(run: ScheduleRun, actions: StageActions, first: ScheduleRun) -> str:

@@ -121,15 +121,16 @@ THEMES: Final = {  # ground, ink
 }
 COLOURS: Final = ("facecolor", "edgecolor", "markerfacecolor", "markeredgecolor", "color")
 CAPTION: Final = "caption"  # the id of the hidden text with a figure's caption
-_compact: ContextVar[bool] = ContextVar("compact", default=False)
-_aside: ContextVar[bool] = ContextVar("aside", default=False)
+_layout: ContextVar[str] = ContextVar("layout", default="page")
 
 
 @contextlib.contextmanager
-def drawing(*, compact: bool = False, users: bool = False) -> Iterator[None]:
+def drawing(layout: str = "page", *, users: bool = False) -> Iterator[None]:
     """Applies ringsim's fonts and colours within a ``with`` block, then restores the user's.
 
-    If ``users`` is True, the user's own matplotlib settings for fonts, lines and sizes still apply.
+    The layout is that of a "page", of a compact picture in a "column", or of a "slide", with the
+    legend and the notes next to the picture. If ``users`` is True, the user's own matplotlib
+    settings for fonts, lines and sizes still apply.
     """
     kept = ("svg.", "text.")
     settings = {
@@ -140,27 +141,19 @@ def drawing(*, compact: bool = False, users: bool = False) -> Iterator[None]:
         or "color" in name
         or name.startswith(kept)
     }
-    token = _compact.set(compact)
+    token = _layout.set(layout)
     try:
-        with mpl.style.context({**settings, **(COMPACT if compact else {})}, after_reset=not users):
+        with mpl.style.context(
+            {**settings, **(COMPACT if is_compact() else {})}, after_reset=not users
+        ):
             yield
     finally:
-        _compact.reset(token)
-
-
-@contextlib.contextmanager
-def text_aside(is_aside: bool) -> Iterator[None]:
-    """Puts the legend and the notes next to pictures within a ``with`` block, if True."""
-    token = _aside.set(is_aside)
-    try:
-        yield
-    finally:
-        _aside.reset(token)
+        _layout.reset(token)
 
 
 def is_compact() -> bool:
     """Returns whether a compact picture is being drawn."""
-    return _compact.get()
+    return _layout.get() == "column"
 
 
 def shorten(text: str, most: int = MOST_LETTERS) -> str:
@@ -179,7 +172,7 @@ def letters(points: float) -> float:
 
     Compact pictures have only two font sizes.
     """
-    if not _compact.get():
+    if not is_compact():
         return points
     return float(COMPACT["axes.titlesize" if points > SUBTITLE_SIZE else "axes.labelsize"])
 
@@ -263,25 +256,20 @@ def per_point(ax: Axes) -> float:
     return float((right - left) / points(ax)[0])
 
 
-def swatch(look: Look, label: str | None = None) -> Patch:
-    """Returns the legend entry for a look, labelled with the look's name by default."""
-    return Patch(
-        facecolor=look.colour,
-        edgecolor=look.ink,
-        hatch=look.hatch or None,
-        linewidth=0.5,
-        label=name_look(look.name) if label is None else label,
-    )
-
-
 def name_look(name: str) -> str:
     """Returns the name of a look in a legend, which is short in a compact picture."""
-    return _SHORT.get(name, name.removeprefix("backward: ")) if _compact.get() else name
+    return _SHORT.get(name, name.removeprefix("backward: ")) if is_compact() else name
 
 
-def entry(label: str, **look: Any) -> Line2D:
-    """Returns the legend entry for a line or a marker, which is dark by default."""
-    return Line2D([], [], label=label, **{"color": INK, **look})
+def entry(ax: Axes, label: str, **look: Any) -> None:
+    """Adds a line or a marker, which is dark by default, only to the legend."""
+    ax.plot([], [], label=label, **{"color": INK, **look})
+
+
+def swatch(ax: Axes, label: str, colour: str) -> None:
+    """Adds a box only to the legend."""
+    box = PolyCollection([], facecolors=colour, edgecolors=MUTED, label=name_look(label))
+    ax.add_collection(box, autolim=False)
 
 
 def fade(colour: str, share: float) -> str:
@@ -339,27 +327,25 @@ def dress(
     title: str,
     subtitle: str = "",
     notes: Sequence[str] = (),
-    handles: Sequence[Artist] = (),
     *,
     metadata: dict[str, Any],
     columns: int = 4,
 ) -> None:
     """Adds the text around a picture.
 
-    The title and the subtitle are above the picture. The legend, the notes and the origin of the
-    numbers are below it.
+    The title and the subtitle are above the picture. The legend of all artists with a label, the
+    notes and the origin of the numbers are below it.
 
     Args:
         ax: the axes, with the finished drawing.
         title: the main result, on one line.
         subtitle: further results, in smaller text.
         notes: sentences about omitted or merged parts, one per line.
-        handles: the entries of the legend.
         metadata: the metadata of the trace, from which the last line gets the machine, versions and
             date.
         columns: the largest number of legend entries per line.
     """
-    to_points, compact = 72 / ax.figure.dpi, _compact.get()
+    to_points, compact = 72 / ax.figure.dpi, is_compact()
     notes = [*notes, footer(metadata)]
     if error := describe_replay(metadata):
         title += f" (predicted; {error})"
@@ -373,12 +359,15 @@ def dress(
     if not compact:
         _add_heading(ax, title, subtitle, end - start)
     room = (end - start) * to_points
-    if _aside.get():
+    if _layout.get() == "slide":
         x = (max(right, ax.bbox.x1) - ax.bbox.x0) * to_points + 3 * GAP_POINTS
         below = -points(ax)[1] * 0.6
         room = ASIDE_INCHES * 72
+    handles: dict[str, Artist] = {}
+    for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+        handles.setdefault(label, _swatch(handle) if isinstance(handle, PolyCollection) else handle)
     if handles:
-        height, omitted = _add_legend(ax, handles, columns, room, (x, -below))
+        height, omitted = _add_legend(ax, [*handles.values()], columns, room, (x, -below))
         below += height + GAP_POINTS
         if omitted:
             notes.insert(0, f"Not in the legend: {', '.join(map(_describe_entry, omitted))}")
@@ -447,7 +436,7 @@ def _add_legend(
             handle.set_label(shorten(label, most))
             if len(label) <= LEAST_LETTERS or write([handle], 1)[0] <= room:
                 break
-    if _compact.get():
+    if is_compact():
         areas = _measure_areas(ax)
         shown: list[Artist] = []
         for handle in sorted(handles, key=lambda handle: -areas[_face(handle)]):
@@ -469,6 +458,15 @@ def _measure_areas(ax: Axes) -> Counter[str]:
         colours: Any = bars.get_facecolor()  # none, or one for all bars
         areas.update({to_hex(colour): sum(sizes) for colour in colours[:1]})
     return areas
+
+
+def _swatch(bars: PolyCollection) -> Patch:
+    """Returns the legend entry for bars, which always has an outline."""
+    face, *edge = map(tuple, [*bars.get_facecolor()[:1], *bars.get_edgecolor()[:1]])
+    hatch, label = bars.get_hatch(), bars.get_label()
+    return Patch(
+        facecolor=face, edgecolor=(*edge, face)[0], hatch=hatch, linewidth=0.5, label=label
+    )
 
 
 def _face(handle: Any) -> str:

@@ -18,14 +18,13 @@ from ringsim.traces.looks import LOOKS, readable_ink
 
 MOST_ELEMENTS: Final = 2500  # more bars and words would take more than about half a megabyte
 GROUND: Final = style.GROUND.lower()
-_COLOUR: Final = re.compile(r"(?<=: )#[0-9a-f]{6}\b")
+_COLOUR: Final = re.compile(r"#[0-9a-f]{6}\b")
 # words on a bar: matplotlib writes the plain background of the words before the words
 _ON_BAR: Final = re.compile(
     r'(<g id="patch_\d+"><path d="[^"]*"(?: clip-path="[^"]*")? style="fill: (#[0-9a-f]{6})[^"]*"/>'
     r'</g>(?:<g clip-path="[^"]*">)?<g)(?: style="fill: #[0-9a-f]{6}")?( transform=)'
 )
 _UNSEEN: Final = re.compile(r"<!--.*?-->\s*|<metadata>.*?</metadata>\s*|(?<=>)\s+(?=<)", re.DOTALL)
-_FILL: Final = re.compile(r'fill="(#[0-9a-f]{6})"')
 _PATH: Final = re.compile(r'(?<= d=")[^"]*(?=")')
 
 
@@ -38,7 +37,6 @@ def themed_svg(figure: Figure, description: str) -> str:
     if boxes + len(figure.findobj(Text)) > MOST_ELEMENTS:
         return ""
     svg = _UNSEEN.sub("", style.figure_svg(figure, description=description))
-    svg = _FILL.sub(r'style="fill: \1"', svg)  # of a texture's ground
     # a tenth of a point is enough
     svg = _PATH.sub(lambda path: re.sub(r"(\.\d)\d+", r"\1", path[0]), svg)
     colours = sorted(set(_COLOUR.findall(svg)))

@@ -16,14 +16,16 @@ from ringsim.diagnose.snapshot import reopen
 from ringsim.plot import sheet, style
 from ringsim.plot.bars import FIRST_SPAN, UNFINISHED, Bars, choose_messages, make_bars, merge
 from ringsim.plot.ghosts import draw_recorded, fit_axis
-from ringsim.plot.pipeline_step import microbatch_entry, picture_step, step_picture
+from ringsim.plot.pipeline_step import explain_numbers, picture_step, step_picture
 from ringsim.plot.ring import ring_picture
 from ringsim.plot.rows import (
     EDGE,
     LEAST_ROW_POINTS,
     LEAST_SIZE,
     LETTER,
+    MOST_SPAN_NAMES,
     SLOTS,
+    WIDTH_INCHES,
     RankRows,
     TimeAxis,
     divide,
@@ -40,16 +42,13 @@ from ringsim.traces.steps import count_steps
 from ringsim.traces.units import count, span_text, time_text
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
     from ringsim.traces.value import Trace
 
 __all__ = ["plot_timeline", "timeline_picture", "trace_images"]
 
-WIDTH_INCHES: Final = 9.6
 MOST_STRIPES: Final = 64  # with more rows, there are no stripes behind them
-MOST_SPAN_NAMES: Final = 8  # the most span names in the legend: one for each look
 MOST_MARK_NAMES: Final = 100
 MARK_NAME_SIZE: Final = 7.5  # points
 HEAD_POINTS: Final = 1.0  # the width of an arrow's shaft; matplotlib's unit for the head
@@ -194,10 +193,10 @@ def _draw(trace: Trace, ax: Axes) -> None:
         notes.append(
             f"Arrows show {arrows:,} of {count(arrived, 'message')}, spread evenly over time."
         )
-    words, handles = _message(trace, bars), _legend(trace, bars, arrows)
+    _explain(rows.ax, trace, bars, arrows)
     if trace.recorded is not None and rows.ranks == 1:
-        handles += draw_recorded(rows, trace.recorded, axis)
-    style.dress(ax, *words, notes, handles, metadata=trace.metadata)
+        draw_recorded(rows, trace.recorded, axis)
+    style.dress(ax, *_message(trace, bars), notes, metadata=trace.metadata)
 
 
 def _lay_out(trace: Trace, bars: Bars, axis: TimeAxis, ax: Axes) -> RankRows:
@@ -340,7 +339,8 @@ def _draw_marks(rows: RankRows, trace: Trace, axis: TimeAxis) -> None:
     x, row = axis.at(events.post_ns[marks]), events.rank[marks] // rows.ranks
     top, bottom = rows.lanes.marks
     ax.vlines(x, row + top, row + bottom, colors=style.INK, linewidths=1.2, zorder=5, gid="marks")
-    ax.scatter(x, row + bottom, s=12, marker="v", c=style.INK, linewidths=0, zorder=5)
+    look: Any = {"marker": "v", "c": style.INK, "linewidths": 0, "label": "mark"}
+    ax.scatter(x, row + bottom, s=12, zorder=5, **look)
     size = min(MARK_NAME_SIZE, (bottom - top) * rows.points * 0.95)
     if size < LEAST_SIZE:
         return
@@ -395,25 +395,16 @@ def _draw_arrows(rows: RankRows, trace: Trace, send_lane: int, axis: TimeAxis) -
     return len(chosen)
 
 
-def _legend(trace: Trace, bars: Bars, arrows: int) -> list[Artist]:
-    events, looks = trace.events, looks_of(bars)
-    handles: list[Artist] = [
-        style.swatch(looks[number], span_text(label) or "span")
-        for number, label in enumerate(bars.labels[:MOST_SPAN_NAMES], FIRST_SPAN)
-    ]
+def _explain(ax: Axes, trace: Trace, bars: Bars, arrows: int) -> None:
+    """Adds arrows, numbers and further names to the legend."""
+    events, messages = trace.events, trace.messages
     if len(bars.labels) > MOST_SPAN_NAMES:
-        more = f"and {len(bars.labels) - MOST_SPAN_NAMES} more span names"
-        handles.append(style.entry(more, linestyle="none"))
-    numbered = (events.microbatch[events.kind == SPAN] != NONE).any()
-    if numbered and not style.is_compact():
-        handles.append(microbatch_entry())
-    handles += [style.swatch(look) for number, look in looks.items() if number < FIRST_SPAN]
+        more = len(bars.labels) - MOST_SPAN_NAMES
+        style.entry(ax, f"and {more} more span names", linestyle="none")
+    if (events.microbatch[events.kind == SPAN] != NONE).any() and not style.is_compact():
+        explain_numbers(ax)
     if arrows:
         line: Any = {"linewidth": 1, "marker": ">", "markersize": 5, "markevery": [1]}
-        words = "message" if style.is_compact() else "send posted → recv done"
-        handles.append(style.entry(words, **line))
-        if trace.crosses(trace.messages.src, trace.messages.dst).any():
-            handles.append(style.entry("from host to host", color=LOOKS["across"].light, **line))
-    if (events.kind == MARK).any():
-        handles.append(style.entry("mark", linestyle="none", marker="v", markersize=4))
-    return handles
+        style.entry(ax, "message" if style.is_compact() else "send posted → recv done", **line)
+        if trace.crosses(messages.src, messages.dst).any():
+            style.entry(ax, "from host to host", **line | {"color": LOOKS["across"].light})

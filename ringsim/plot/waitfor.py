@@ -13,10 +13,11 @@ import numpy as np
 from matplotlib.patches import Circle, FancyArrowPatch
 from matplotlib.text import Text
 
+from ringsim.errors import name_ranks
 from ringsim.plot import sheet, style
 from ringsim.plot.bars import time_range
 from ringsim.plot.paths import Points, bow, node
-from ringsim.plot.ring import draw_node
+from ringsim.plot.ring import draw_node, set_limits
 from ringsim.plot.sheet import Picture
 from ringsim.plot.timeline import timeline_picture
 from ringsim.traces.display import Images, Style
@@ -27,7 +28,6 @@ from ringsim.traces.run_parts import join_events
 from ringsim.traces.units import count
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
     from ringsim.traces.value import Trace
@@ -47,6 +47,7 @@ BEFORE: Final = 0.5
 BEFORE_NS: Final = 20_000_000  # the least time before the ranks got stuck
 RADIUS: Final = 0.2
 CROWDED: Final = 0.32  # the largest radius of a node, as a share of the distance between neighbours
+DASHED: Final = (0, (4, 2))
 FILE_LETTERS: Final = 20
 MOST_NOTES: Final = 4  # the most lines of the first finding
 
@@ -149,13 +150,9 @@ def _draw_graph(diagnosis: Diagnosis, ax: Axes) -> None:
     ranks = _shown_ranks(diagnosis, edges)
     # the states of a finished run are not shown
     states = diagnosis.states if set(diagnosis.states) != {"exited"} else ()
-    ax.set(xlim=(-HALF[0], HALF[0]), ylim=(-HALF[1], HALF[1]), aspect="equal")
-    ax.set_axis_off()
-    ax.apply_aspect()  # labels need the final size of the axes
+    set_limits(ax, *HALF)
     at = {rank: node(index, len(ranks)) for index, rank in enumerate(ranks)}
-    radius = (
-        min(RADIUS, CROWDED * 2 * float(np.sin(np.pi / len(ranks)))) if len(ranks) > 1 else RADIUS
-    )
+    radius = min(RADIUS, CROWDED * 2 * float(np.sin(np.pi / max(len(ranks), 2))))
     shown = [edge for edge in edges if edge.rank in at and edge.peer in at]
     taken: list[Any] = []
     for rank, (x, y) in at.items():
@@ -168,21 +165,17 @@ def _draw_graph(diagnosis: Diagnosis, ax: Axes) -> None:
         notes.append(f"Not drawn: {count(hidden, 'rank')}{waits}.")
     if unlabelled > 0:
         notes.append(f"Not labelled, for lack of room: {count(unlabelled, 'arrow')}.")
-    handles = _legend(diagnosis, shown, ranks)
     metadata = diagnosis.trace.metadata if diagnosis.trace is not None else {}
-    style.dress(ax, _title(diagnosis), notes=notes, handles=handles, metadata=metadata, columns=3)
+    style.dress(ax, _title(diagnosis), notes=notes, metadata=metadata, columns=3)
 
 
 def _title(diagnosis: Diagnosis) -> str:
     if not diagnosis.findings:
         return f"Nothing wrong was found on {count(diagnosis.world_size, 'rank')}"
     first = diagnosis.findings[0]
-    named, all_named = ", ".join(map(str, first.ranks[:6])), len(first.ranks) <= 6
-    who = " and ".join(named.rsplit(", ", 1)) if all_named else f"{named} …"
-    ranks = f"rank{'' if len(first.ranks) == 1 else 's'} {who}"
     others = len(diagnosis.findings) - 1
     more = f" (and {count(others, 'finding')} more)" if others else ""
-    return f"{kind_text(first.kind).capitalize()}: {ranks}{more}"
+    return f"{kind_text(first.kind).capitalize()}: {name_ranks(first.ranks)}{more}"
 
 
 def _notes(diagnosis: Diagnosis) -> list[str]:
@@ -229,30 +222,23 @@ def _draw_edges(
         pairs.setdefault((edge.rank, edge.peer), []).append(edge)
     points = radius / style.per_point(ax)
     paths, labels = [], []
+    look: dict[str, Any]
     for (rank, peer), waits in pairs.items():
         start, end = at[rank], at[peer]
-        colour = LOOKS["stuck"].light if waits[0].in_cycle else style.MUTED
+        label, look = "waits for", {"color": style.MUTED, "linewidth": 1.2, "linestyle": DASHED}
+        if waits[0].in_cycle:
+            label, look = "waits for, in a cycle", {"color": LOOKS["stuck"].light, "linewidth": 2.6}
+        style.entry(ax, label, **look)
         if rank == peer:
-            ax.add_patch(
-                Circle(
-                    (start[0], start[1] + radius),
-                    radius * 0.8,
-                    fill=False,
-                    edgecolor=colour,
-                    linewidth=2,
-                    zorder=2,
-                )
-            )
+            middle = start[0], start[1] + radius
+            ax.add_patch(Circle(middle, radius * 0.8, fill=False, zorder=2, **look))
             continue
-        in_cycle = waits[0].in_cycle
         ax.add_patch(
             FancyArrowPatch(
                 tuple(start), tuple(end), connectionstyle=f"arc3,rad={BOW}",
                 arrowstyle="-|>,head_length=7,head_width=4",
-                shrinkA=points + 1, shrinkB=points + 2, color=colour,
-                linewidth=2.6 if in_cycle else 1.2,
-                linestyle="solid" if in_cycle else (0, (4, 2)), zorder=3 if in_cycle else 2,
-                gid=f"waits-{rank}-{peer}",
+                shrinkA=points + 1, shrinkB=points + 2, zorder=2 + waits[0].in_cycle,
+                gid=f"waits-{rank}-{peer}", **look,
             )
         )  # fmt: skip
         way = end - start
@@ -283,25 +269,14 @@ def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: st
     ink = style.GROUND if fill == style.INK else style.INK
     size = style.letters(13 * min(1.0, radius / 0.17))
     draw_node(ax, rank, (x, y), radius, size, ink=ink, **look)
+    if state == "blocked":
+        circle: Any = {"markerfacecolor": fill, "markeredgecolor": outline, "markersize": 9}
+        style.entry(ax, "blocked", linestyle="none", marker="o", **circle)
     taken: list[Any] = [((x, y), radius)]
     if words:
         at = np.array([x, y + (radius + 0.1) * (1 if y >= -0.01 else -1)])
         taken.append((at, _write_words(ax, words, at, zorder=7)[1]))
     return taken
-
-
-def _legend(diagnosis: Diagnosis, edges: list[Edge], ranks: list[int]) -> list[Artist]:
-    handles: list[Artist] = []
-    look: dict[str, Any] = {"color": LOOKS["stuck"].light, "linewidth": 2.6}
-    if any(edge.in_cycle for edge in edges):
-        handles.append(style.entry("waits for, in a cycle", **look))
-    if not all(edge.in_cycle for edge in edges):
-        look = {"linewidth": 1.2, "linestyle": (0, (4, 2))}
-        handles.append(style.entry("waits for", color=style.MUTED, **look))
-    if diagnosis.states and any(diagnosis.states[rank] == "blocked" for rank in ranks):
-        look = {"markerfacecolor": style.GROUND, "markeredgecolor": LOOKS["stuck"].light}
-        handles.append(style.entry("blocked", linestyle="none", marker="o", markersize=9, **look))
-    return handles
 
 
 # -- labels of arrows
