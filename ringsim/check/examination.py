@@ -309,7 +309,7 @@ class Examination:
                 raise _stuck(trace, error.diagnosis) from None
             if timed_out:
                 raise _unended(world_size, effort) from None
-            raise self._failed(error, world_size, hint) from None
+            raise self.failed(error, world_size, hint) from None
         for leak in find_leaks(trace):
             if leak.operations[0].kind != COLLECTIVE:
                 raise Wrong(leak.message[:1].upper() + leak.message[1:], leak.hint)
@@ -362,7 +362,7 @@ class Examination:
             )
         return zip(cases, answers, strict=True)
 
-    def _failed(self, error: RingError, world_size: int, hint: str) -> Wrong:
+    def failed(self, error: RingError, world_size: int, hint: str) -> Wrong:
         """Returns the verdict for an error, with the student's own line."""
         text = str(error)
         first = text.splitlines()[0].rstrip(".")

@@ -17,6 +17,7 @@ from ringsim.launch.results import write_result
 
 __all__ = ["Process", "become", "park", "preload"]
 
+_LINE_BYTES: Final = 65_536  # a pipe holds no more
 _EXPECTED: Final = "ringsim.simulator.simulation:simulate_here"  # most calls are of this function
 
 
@@ -41,6 +42,7 @@ class Process:
     def __init__(self, channel: Connection, config: RankConfig) -> None:
         self.hand_over: Callable[[], Any] | None = None
         self._channel, self._file = channel, config.file("result")
+        self._lines, self._typed = os.pipe()  # the lines that the user types
         self._lock = threading.RLock()
         self._finished = False
 
@@ -48,6 +50,11 @@ class Process:
         """Sends a message to the caller, from any thread."""
         with self._lock:
             self._channel.send((what, value))
+
+    def ask(self, text: str) -> str:
+        """Shows a text to the user, and returns the line that the user types."""
+        self.say("asks", text)
+        return os.read(self._lines, _LINE_BYTES).decode()
 
     def finish(self, value: Any, what: str = "result") -> None:
         """Sends the result, from any thread; only the first result counts."""
@@ -64,7 +71,9 @@ class Process:
         try:
             while True:
                 message = pickle.loads(self._channel.recv_bytes())
-                if message == INTERRUPT and self.hand_over is not None:
+                if message != INTERRUPT:
+                    os.write(self._typed, message.encode())
+                elif self.hand_over is not None:
                     self.finish(self.hand_over(), "handed over")
         except (EOFError, OSError):
             os._exit(1)

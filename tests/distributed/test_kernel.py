@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -246,3 +247,29 @@ def test_interrupt_ends_a_blocked_cell(kernel: Kernel) -> None:
     assert waiting == "([1, 2], {'in_flight'})"
     again = "ringsim.trace(lambda: ringsim.current_ring().rank, world_size=3).results"
     assert kernel.run(again).value == "[0, 1, 2]"
+
+
+# -- debugging
+
+
+def test_a_breakpoint_of_a_simulated_rank_comes_to_its_cell(kernel: Kernel) -> None:
+    code = """
+        def stops():
+            secret = 10 * ringsim.current_ring().rank
+            ringsim.compute(0.002)
+            if secret == 10:
+                breakpoint()
+            return secret
+        link = ringsim.Link(alpha_s=0, beta_s_per_byte=0)
+        ringsim.simulate(stops, world_size=2, link=link, debug=True).results
+        """
+    cell = kernel.client.execute(textwrap.dedent(code))
+    prompts = []
+    for line in ("p secret", "secret = 7", "c"):
+        request = kernel.client.get_stdin_msg(timeout=CELL_S)
+        prompts.append(request["content"]["prompt"])
+        kernel.client.input(line)
+    reply = Reply(kernel.follow(cell))
+    assert prompts == ["(rank 1 at 2 ms) "] * 3
+    assert (reply.value, reply.errors) == ("[0, 7]", [])
+    assert "-> return secret\n10\n" in reply.text
