@@ -7,9 +7,7 @@ module imports both only on use.
 from __future__ import annotations
 
 import argparse
-import ast
 import dis
-import pickle
 import shlex
 import traceback
 from types import CodeType
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import ringsim
 from ringsim.errors import ArgumentError
+from ringsim.launch.namespace import run_source
 from ringsim.ring.packing import dumps
 
 if TYPE_CHECKING:
@@ -189,15 +188,4 @@ def run_on_rank(source: str, filename: str, /, **variables: Any) -> Any:
         "ringsim": ringsim,
         **variables,
     }
-    tree = ast.parse(source, filename)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    # the user asked to run this cell
-    exec(compile(tree, filename, "exec"), space)
-    if not isinstance(last, ast.Expr):
-        return None
-    value = eval(compile(ast.Expression(last.value), filename, "eval"), space)
-    try:
-        dumps(value)
-    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError):
-        return repr(value)
-    return value
+    return run_source(source, filename, space)

@@ -36,7 +36,7 @@ def test_runs_on_gpus_alone_have_a_limit_by_default(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(run, "get_launcher", mock.Mock())
     give_back = SimpleNamespace  # returns the limit of the run
-    monkeypatch.setattr(run, "_Run", lambda *of: give_back(finish=lambda: of[-1].limit_s))
+    monkeypatch.setattr(run, "Run", lambda *of: give_back(finish=lambda: of[-1].limit_s))
     found = [limit("cpu", None), limit("cpu", 5), limit("gpu", None), limit("gpu", 5)]
     assert found == [None, 5, run.GPU_LIMIT_S, 5]
 

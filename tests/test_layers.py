@@ -250,7 +250,7 @@ def test_nothing_behind_the_back_of_python_and_torch() -> None:
         {"ringsim.ring.packing"},
     )  # modules by name in a pickle
     assert users_of(r"\b(import_module|__import__)\b") == lazy | packed
-    assert users_of(r"\b(?<!\.)exec\(") <= {"ringsim.magics"}  # runs the user's cell
+    assert users_of(r"\b(?<!\.)exec\(") <= {"ringsim.launch.namespace"}  # runs the user's cell
     # the kernel ends a child with its parent: prctl has no public name
     assert users_of(r"\bctypes\b") <= {"ringsim.launch.forkserver"}
     assert not [

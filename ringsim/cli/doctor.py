@@ -282,6 +282,7 @@ def _processes() -> tuple[bool, str, str]:
         "server": "fork servers",
         "parked": "parked ranks (they end after a minute)",
         "rank": "running ranks",
+        "idle": "ranks of sessions, between two calls",
     }
     text = "; ".join(
         f"{words.get(kind, kind)}: {', '.join(sorted(pids, key=int))}"

@@ -104,7 +104,8 @@ class Names:
         # The k-th operation of one rank is the k-th operation of the others only if all operations
         # of the group are recorded.
         key = name, self._recorder.world
-        fresh = self._compared and key not in self._seen and is_unused(group)
+        complete = is_unused(group) or self._recorder.is_settled(name)
+        fresh = self._compared and key not in self._seen and complete
         self._seen.add(key)
         if self._compared and not fresh:
             self._used_before.add(name)

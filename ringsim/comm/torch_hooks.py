@@ -27,6 +27,7 @@ from ringsim.comm import handed_over, program_spans
 from ringsim.comm.calls import METHODS, Reading, find_splits
 from ringsim.comm.checks import Attempt, BufferGuard, Prechecks
 from ringsim.comm.dispatcher import Issued, LateWaits, get_dispatcher
+from ringsim.comm.ended_groups import check_group
 from ringsim.comm.gpu_times import NO_EVENT, NOT_READ, Begun, GpuTimes, find_gpu, is_nccl
 from ringsim.comm.group_order import record_end_of_groups, record_new_groups
 from ringsim.comm.numbering import COLLECTIVE_NAMES, RECV_NAMES, SEND_NAMES, Names
@@ -156,6 +157,17 @@ _LONG_WAY: Final = 0
 _UNSET: Final[Any] = object()
 
 
+def make_get_group_rank() -> Hook:
+    """Creates the hook for ``get_group_rank``, which torch calls first in many operations."""
+    call = distributed_c10d.get_group_rank
+
+    def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
+        check_group(group)
+        return call(group, global_rank)
+
+    return get_group_rank
+
+
 def _begin(recorder: Recorder, slots: list[int], wait_ns: int) -> None:
     """Records that the program has been waiting for operations since ``wait_ns``."""
     for slot in slots:
@@ -262,6 +274,7 @@ class _Hooks:
             },
             (Work, "get_future"): self.make_get_future,
             (torch, "compile"): self.make_compile,
+            (distributed_c10d, "get_group_rank"): make_get_group_rank,
             (Work, "is_completed"): lambda: make_is_completed(
                 recorder.sites, self.pending, self.finish, checks.refuse if checks else None
             ),
@@ -288,6 +301,7 @@ class _Hooks:
         After the first group on NCCL, or with a timeout, all operations go through ``keep``.
         """
         self.look_for_pipelining()
+        check_group(group)
         entry = self.names.meet_group(group)
         if group in self.limits:
             self.limited.add(entry[0])

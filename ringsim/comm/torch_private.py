@@ -85,6 +85,16 @@ def count_groups() -> int:
     return len(getattr(getattr(distributed_c10d, "_world", None), "pg_names", ()))
 
 
+def list_groups() -> list[ProcessGroup]:
+    """Returns the groups in torch's tables, or an empty list if torch hides the tables."""
+    return [*getattr(getattr(distributed_c10d, "_world", None), "pg_map", ())]
+
+
+def rename_groups_of(mesh: Any, name: str) -> None:
+    """Gives the groups of a device mesh a name that torch does not find, and so reports."""
+    mesh._dim_group_names = [name] * mesh.ndim
+
+
 def is_registered(group: ProcessGroup) -> bool:
     """Returns whether a group is in torch's tables, or True if torch hides the tables."""
     known = getattr(getattr(distributed_c10d, "_world", None), "pg_map", None)

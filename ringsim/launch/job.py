@@ -49,6 +49,7 @@ class RankKind:
     environment: tuple[tuple[str, str], ...]
     interpreter: str = sys.executable
     backend: str | None = None
+    stays: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class RankConfig:
         keep: whether the directory remains if the launcher is killed (if the run was given a path).
         ring: whether the rank joins the default group and the ring before it takes a job.
         mark: a secret text printed before and after output hidden by print suppression.
+        stays: whether the rank belongs to a session, and takes one call after the other.
     """
 
     directory: str
@@ -72,6 +74,7 @@ class RankConfig:
     keep: bool = False
     mark: str = ""
     backend: str | None = None
+    stays: bool = False
 
     def for_rank(self, rank: int) -> RankConfig:
         """Returns the configuration of another rank."""
@@ -107,6 +110,8 @@ class Job:
         check: the mistakes to refuse; see ``ringsim.trace``.
         inject: the faults to inject, on any rank.
         loggers: the current configuration of the caller's loggers.
+        directory: the directory of a session's call, or None for the directory of the ranks.
+        only: the ranks that run a session's call; the others return at once. None means all.
     """
 
     call: bytes | None
@@ -122,22 +127,30 @@ class Job:
     inject: tuple[Injection, ...] = ()
     module: bool = False
     loggers: tuple[Logging, ...] = ()
+    directory: str | None = None
+    only: tuple[int, ...] | None = None
 
 
 def pack_call(
-    worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, seed: int
+    worker: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    seed: int,
+    pack: Callable[[Any], bytes] | None = None,
 ) -> Job:
     """Packs a function and its arguments, which are the same on every rank.
 
-    The function may come from a notebook cell, or be a closure or a lambda.
+    The function may come from a notebook cell, or be a closure or a lambda. ``pack`` replaces
+    ``dumps``.
 
     Raises:
         ArgumentError: ``args`` is not a list, ``kwargs`` is not a dict, or the function uses an
             object that cannot be pickled; the message names the object and the line that uses it.
     """
-    from ringsim.ring.packing import pack_worker  # imported on use: cloudpickle
+    from ringsim.ring.packing import dumps, pack_worker  # imported on use: cloudpickle
 
-    return _pack(pack_worker(worker, args, kwargs), None, list(sys.argv), seed)
+    packed = pack_worker(worker, args, kwargs, pack or dumps)
+    return _pack(packed, None, list(sys.argv), seed)
 
 
 def pack_script(script: str, argv: Sequence[str], seed: int, *, module: bool = False) -> Job:

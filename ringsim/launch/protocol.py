@@ -13,6 +13,11 @@ others (``joined``)::
     OVER, the error was caught     ----------->  marks those operations as failed
     WHERE, before ranks are ended  ----------->  looks at its main thread
                                    <-----------  WHERE, the user's line
+    STOP, when a call has failed   ----------->  shuts its connections, and interrupts the program
+                                   <-----------  IDLE, at the end of a session's call
+    DO, between two calls          ----------->  calls a function of ringsim
+                                   <-----------  DO, its result
+    JOIN, after a failed call      ----------->  leaves its groups, and joins the others again
 """
 
 from __future__ import annotations
@@ -30,6 +35,10 @@ WHERE: Final = "where?"
 WAKE: Final = "wake"
 SHUT: Final = "shut"
 OVER: Final = "over"
+STOP: Final = "stop"
+IDLE: Final = "idle"
+DO: Final = "do"
+JOIN: Final = "join"
 
 # time for ranks to report their places: the machine may be busy, and C++ may hold the interpreter
 ANSWER_S: Final = 1.0

@@ -42,7 +42,7 @@ from ringsim.errors import MessageMismatch
 from ringsim.launch.job import Job
 from ringsim.launch.output import RankOutput
 from ringsim.launch.progress import Progress
-from ringsim.launch.protocol import ASK, OVER, WAKE_S, WHERE, list_unfinished
+from ringsim.launch.protocol import ASK, IDLE, OVER, WAKE_S, WHERE, list_unfinished
 from ringsim.launch.ranks import START_S, RankSet
 from ringsim.launch.system import has_proc, look_at_living
 from ringsim.launch.threads import Place, Threads
@@ -107,6 +107,7 @@ class Followed:
         woken: whether the verdict's error was raised in the rank, and has not ended a thread.
         stuck_in: the slots of the operations that the rank waited for at the verdict.
         seems_dead: whether the rank was dead at the last check, although its channel is open.
+        left: how a rank of a session is ready for the next call (``rank.Left``), or None.
     """
 
     rank: int
@@ -119,6 +120,7 @@ class Followed:
     woken: bool = False
     stuck_in: tuple[int, ...] = ()
     seems_dead: bool = False
+    left: Any = None
 
     @property
     def is_over(self) -> bool:
@@ -173,6 +175,7 @@ class Supervisor:
         self.caught = self.records.caught
         self._open = {followed.channel: followed for followed in self.ranks}
         self._places: dict[int, Place | None] = {}  # the places reported by ranks
+        self._stops = False  # whether ranks fail because they are stopped
         self._watcher = self._make_watcher()
         self._progress = Progress(self.size)
         self._phase = _Phase.STARTING
@@ -240,6 +243,11 @@ class Supervisor:
         self.given_up_ns = self.given_up_ns or time.monotonic_ns()
         if self.verdict is None:
             self.unfinished = list_unfinished(self.running, self.tell, self._hear_places)
+        self._stops = True
+        self.stop_ranks()
+
+    def stop_ranks(self) -> None:
+        """Stops the ranks that still run the job: ends all ranks."""
         self.rank_set.kill()
         self.rank_set.wait_for_end()
 
@@ -368,6 +376,15 @@ class Supervisor:
 
     # -- messages from the ranks
 
+    def wait_until_idle(self, limit_s: float) -> None:
+        """Waits until all ranks of a session are ready for the next call, or dead."""
+        deadline = time.monotonic() + limit_s
+        while (
+            any(one.left is None for one in self._open.values())
+            and (left_s := deadline - time.monotonic()) > 0
+        ):
+            self._hear(left_s)
+
     def _hear(self, wait_s: float) -> None:
         for channel in wait([*self._open], timeout=wait_s):
             # wait() returns the objects that it was given
@@ -406,12 +423,15 @@ class Supervisor:
             one.result = value
         elif what == "failed":
             self._keep_report(one, value)
+        elif what == IDLE:
+            one.left = value
 
     def _report_death(self, one: Followed) -> None:
         self._keep_report(one, self.rank_set.report_death(one.rank, one.output))
 
     def _keep_report(self, one: Followed, report: Report) -> None:
-        one.report = rename_files(report, name_cells(self.job.lines))
+        if not self._stops:
+            one.report = rename_files(report, name_cells(self.job.lines))
 
     def _follow(self, now: float) -> bool:
         """Updates the progress line and looks for lost ranks, at regular intervals.

@@ -8,6 +8,7 @@ import socket
 from typing import Final, NamedTuple
 
 _CALLED: Final = {"T": "stopped", "t": "stopped", "S": "asleep"}  # in any other state it computes
+NO_PORT: Final = -1
 _EXITING: Final = 0x4  # PF_EXITING in Linux's include/linux/sched.h
 
 

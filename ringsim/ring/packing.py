@@ -51,9 +51,12 @@ def dumps(value: object) -> bytes:
 
 
 def pack_worker(
-    worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    worker: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    pack: Callable[[Any], bytes] = dumps,
 ) -> bytes:
-    """Packs a function and its arguments, pickled as ``(worker, args, kwargs)``.
+    """Packs a function and its arguments, pickled as ``(worker, args, kwargs)`` by ``pack``.
 
     The function may come from a notebook cell, and it may be a closure or a lambda.
 
@@ -64,7 +67,7 @@ def pack_worker(
     values, named = check_call(args, kwargs)
     _add_strangers(getattr(worker, "__module__", None) or "__main__")
     try:
-        packed = dumps((worker, values, named))
+        packed = pack((worker, values, named))
     except Exception as error:
         raise ArgumentError(_explain_unpicklable(worker, values, named, error)) from None
     if len(packed) > _LARGE_BYTES:

@@ -133,6 +133,8 @@ class Recorder:
             equal names.
         users: the number of callers whose hooks report operations to this recorder.
         hooks: the installed hooks; by default, they do nothing.
+        is_settled: returns whether all earlier operations on a group were recorded and are done,
+            given the group's name.
         on_failure: called when a wait has failed or takes long; may raise an error that explains
             the problem.
 
@@ -172,6 +174,7 @@ class Recorder:
         self.world = self.users = 0
         self.hooks = Hooks()
         self.on_failure: Callable[[], None] = lambda: None
+        self.is_settled: Callable[[str], bool] = lambda _group: False
         self._rank = rank
         self._now, self._who = now, who
         self._stopped = self._closed = False
@@ -505,6 +508,12 @@ class Recorder:
         return set(
             np.flatnonzero((records["status"] == IN_FLIGHT) & (records["wait_ns"] != NONE)).tolist()
         )
+
+    def list_open_groups(self) -> set[str]:
+        """Returns the names of the groups with operations in flight."""
+        records = self._store.records
+        numbers = records["group"][records["status"] == IN_FLIGHT]
+        return {self.groups[number].name for number in numbers.tolist() if number in self.groups}
 
     def complete_as_failed(self, places: Iterable[int]) -> None:
         """Records that waits were cut short, given the indices of the operations in the part."""

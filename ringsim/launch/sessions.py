@@ -1,0 +1,331 @@
+"""``ringsim.session``: ranks that stay, and run one call after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import pickle
+import shutil
+import signal
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, Final, Self
+
+from ringsim.diagnose.failure import interrupted_once
+from ringsim.errors import (
+    ArgumentError,
+    Interrupted,
+    RingError,
+    check_seed,
+    check_worker,
+    name_ranks,
+)
+from ringsim.launch.api import make_kind
+from ringsim.launch.job import CHECKS, Job, pack_call
+from ringsim.launch.namespace import Reference, assign, list_names, look, pack, run_cell
+from ringsim.launch.protocol import DO, JOIN, STOP
+from ringsim.launch.ranks import RankSet, get_launcher
+from ringsim.launch.run import Run, RunOptions
+from ringsim.traces.value import Trace
+
+_ANSWER_S: Final = 30.0  # for an idle rank to look at a variable
+_STOP_S: Final = 0.5  # for a rank to stop its program
+
+
+def session(
+    *,
+    world_size: int,
+    timeout_s: float = 30,
+    limit_s: float | None = None,
+    seed: int = 0,
+    check: str = "basic",
+) -> Session:
+    """Starts ranks that stay: each call finds the variables that earlier calls left.
+
+    Args:
+        world_size: the number of ranks, at least 1.
+        timeout_s: the limit for each blocked operation, in seconds.
+        limit_s: the limit for each call, in seconds, or None for no limit.
+        seed: the seed; rank r seeds torch, numpy and random with ``seed + r`` when it starts.
+        check: the mistakes that raise an error before torch sees them, as in ``ringsim.trace``.
+
+    Returns:
+        The session, for a ``with`` block; its ranks end with the block.
+
+    Raises:
+        ArgumentError: an argument is invalid.
+
+    Example:
+        >>> import ringsim
+        >>> def count(start):
+        ...     global total
+        ...     total = globals().get("total", start) + ringsim.current_ring().rank
+        ...     return total
+        >>> with ringsim.session(world_size=2) as ranks:
+        ...     [ranks.run(count, 40).results, ranks.run(count, 0).results, ranks[1].total]
+        [[40, 41], [40, 42], 42]
+    """
+    if check not in CHECKS:
+        raise ArgumentError(f"check must be one of {', '.join(map(repr, CHECKS))}, got {check!r}.")
+    kind = replace(make_kind(world_size, "cpu", timeout_s, ring=True), stays=True)
+    return Session(
+        get_launcher().get_fresh(kind),
+        check_seed(seed, kind.world_size),
+        check,
+        RunOptions(limit_s=limit_s),
+    )
+
+
+class Session:
+    """Ranks that stay until the session is closed; see ``ringsim.session``."""
+
+    def __init__(self, rank_set: RankSet, seed: int, check: str, options: RunOptions) -> None:
+        self._rank_set, self._seed, self._check, self._options = rank_set, seed, check, options
+        self._count = 0  # of calls
+        self._end = weakref.finalize(self, rank_set.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the ranks; their variables are gone. A second call does nothing."""
+        self._end()
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self._rank_set.kind.world_size
+
+    def __len__(self) -> int:
+        return self.world_size
+
+    def __getitem__(self, index: int | tuple[int, ...]) -> RankView:
+        ranks = index if isinstance(index, tuple) else (index,)
+        for rank in ranks:
+            if rank not in range(self.world_size):
+                raise IndexError(
+                    f"a rank must be an integer from 0 to {self.world_size - 1}, got {rank!r}."
+                )
+        return RankView(self, ranks)
+
+    # -- calls
+
+    def run(self, worker: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
+        """Calls a function on every rank, and records every message.
+
+        Args:
+            worker: the function; it may use and set global variables, which stay on the rank.
+            args: its positional arguments, the same on every rank.
+            kwargs: its keyword arguments.
+
+        Returns:
+            The trace, as from ``ringsim.trace``.
+
+        Raises:
+            RingError: the errors of ``ringsim.trace``. The session lives on.
+            Interrupted: Ctrl-C stopped the call.
+        """
+        return self[tuple(range(self.world_size))].run(worker, *args, **kwargs)
+
+    def run_cell(
+        self,
+        source: str,
+        filename: str,
+        variables: Mapping[str, Any],
+        *,
+        ranks: Sequence[int] | None = None,
+        limit_s: float | None = None,
+    ) -> Trace:
+        """Runs the code of a notebook cell in the ranks' namespace.
+
+        The value of the last line is the result.
+
+        Args:
+            source: the text of the cell.
+            filename: the file name for tracebacks, which ``linecache`` knows.
+            variables: the notebook's variables that the cell uses. A rank takes over those that are
+                new or have changed since an earlier call.
+            ranks: the ranks that run the cell, or None for all.
+            limit_s: the limit for the cell, in seconds, or None for the session's.
+
+        Returns:
+            The trace.
+
+        Raises:
+            ArgumentError: a variable cannot be sent to the ranks.
+            RingError: the errors of ``run``.
+        """
+        job = pack_call(
+            run_cell,
+            (source, filename),
+            None,
+            self._seed,
+            pack=functools.partial(pack, variables=variables),
+        )
+        options = replace(self._options, show_hidden=True)
+        if limit_s is not None:
+            options = replace(options, limit_s=limit_s)
+        return self._call(replace(job, only=None if ranks is None else tuple(ranks)), options)
+
+    def _run_on(self, ranks: tuple[int, ...], worker: Any, args: Any, kwargs: Any) -> Trace:
+        check_worker(worker)
+        job = pack_call(worker, args, kwargs, self._seed, pack)
+        return self._call(replace(job, only=ranks), self._options)
+
+    def _call(self, job: Job, options: RunOptions) -> Trace:
+        self._check_open()
+        self._count += 1
+        directory = self._rank_set.home / f"call-{self._count}"
+        directory.mkdir()
+        self._rank_set.directory = directory
+        job = replace(job, check=self._check, directory=str(directory))
+        run = _SessionRun(self._rank_set, job, options)
+        with interrupted_once():
+            try:
+                trace = run.finish()
+                if not all(one.left and one.left.has_groups for one in run.ranks):
+                    self._renew(run)
+                return trace
+            except BaseException as error:
+                run.stop_ranks()
+                lost = self._renew(run)
+                if isinstance(error, RingError | Interrupted):
+                    error.args = (f"{error}\n  The session goes on{lost}.",)
+                raise
+            finally:
+                shutil.rmtree(directory, ignore_errors=True)
+
+    def _renew(self, run: _SessionRun) -> str:
+        """Replaces the dead ranks, and makes all groups again, in the background.
+
+        Returns the parts of the ranks' state that are lost, for an error message.
+        """
+        (self._rank_set.home / "port").unlink(missing_ok=True)
+        dead = [one.rank for one in run.ranks if one.left is None]
+        kept = {one.rank: one.left for one in run.ranks if one.left is not None}
+        for rank in kept:
+            run.tell(rank, JOIN)
+        for rank in dead:
+            self._rank_set.replace(rank)
+        halves = [rank for rank, left in kept.items() if left.begun != left.done]
+        lost = f"; {name_ranks(dead)} started again, without variables" if dead else ""
+        if halves:
+            lost += f"; an optimizer step is half done on {name_ranks(halves)}"
+        if len({left.done for left in kept.values()}) > 1:
+            steps = ", ".join(f"{left.done} on rank {rank}" for rank, left in kept.items())
+            lost += f"; the ranks made different numbers of optimizer steps ({steps})"
+        return lost
+
+    def _check_open(self) -> None:
+        if not self._end.alive:
+            raise RingError("the session is closed. Start another one with ringsim.session.")
+
+    # -- variables
+
+    def push(self, **variables: Any) -> None:
+        """Sets variables on every rank.
+
+        Example:
+            >>> import ringsim
+            >>> with ringsim.session(world_size=2) as ranks:
+            ...     ranks.push(rate=0.5)
+            ...     ranks.pull("rate")
+            [0.5, 0.5]
+        """
+        self._do(range(self.world_size), assign, variables)
+
+    def pull(self, name: str) -> list[Any]:
+        """Returns a variable's value on each rank, by rank; see ``RankView``."""
+        return self._look(range(self.world_size), name)
+
+    def _look(self, ranks: Sequence[int], name: str) -> list[Any]:
+        found = self._do(ranks, look, name, False)
+        for place, (rank, one) in enumerate(zip(ranks, found, strict=True)):
+            if isinstance(one, Reference):
+                found[place] = replace(one, fetch=functools.partial(self._fetch, rank, name))
+        return found
+
+    def _fetch(self, rank: int, name: str) -> Any:
+        return self._do([rank], look, name, True)[0]
+
+    def _do(self, ranks: Sequence[int], function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Calls a function of ``namespace`` on idle ranks, and returns its results."""
+        self._check_open()
+        message = DO, pack((function, args))
+        channels = [self._rank_set.channels[rank] for rank in ranks]
+        for channel in channels:
+            channel.send(message)
+        answers = [_receive(channel, DO) for channel in channels]
+        results = [(returned, pickle.loads(value)) for returned, value in answers]
+        for returned, value in results:
+            if not returned:
+                raise value
+        return [value for _, value in results]
+
+
+def _receive(channel: Connection, what: str) -> Any:
+    """Returns the next message of this kind."""
+    with contextlib.suppress(EOFError, OSError):
+        while channel.poll(_ANSWER_S):
+            kind, value = channel.recv()
+            if kind == what:
+                return value
+    raise RingError("a rank has died or does not answer. The next call replaces it.")
+
+
+class RankView:
+    """Some ranks of a session; the attributes of a single rank are its variables.
+
+    A variable of more than 1 MB, and one that cannot be sent, is a ``Reference``.
+    """
+
+    def __init__(self, session: Session, ranks: tuple[int, ...]) -> None:
+        self._session, self._ranks = session, ranks
+
+    def __repr__(self) -> str:
+        return f"<{name_ranks(self._ranks)} of {self._session.world_size}>"
+
+    def run(self, worker: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
+        """Calls a function on these ranks; see ``Session.run``. The others have no result."""
+        return self._session._run_on(self._ranks, worker, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or len(self._ranks) != 1:
+            raise AttributeError(name)
+        return self._session._look(self._ranks, name)[0]
+
+    def __dir__(self) -> Collection[str]:
+        """Lists the variables, for completion."""
+        (names,) = self._session._do(self._ranks[:1], list_names)
+        return ["run", *names]
+
+
+class _SessionRun(Run):
+    """A call of a session: its end is not the end of the ranks."""
+
+    def stop_ranks(self) -> None:
+        """Stops the program on ranks that still run it; a rank that does not stop is killed."""
+        for one in self.ranks:
+            if one.left is None:
+                one.tell(STOP)
+        self.wait_until_idle(_STOP_S)
+        for one in self.ranks:
+            if one.left is None and one.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one.pid, signal.SIGKILL)
+
+    def dismiss(self) -> None:
+        """Waits until every rank is ready for the next call."""
+        self.wait_until_idle(_ANSWER_S)
