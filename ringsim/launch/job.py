@@ -111,6 +111,7 @@ class Job:
         inject: the faults to inject, on any rank.
         loggers: the current configuration of the caller's loggers.
         directory: the directory of a session's call, or None for the directory of the ranks.
+        epoch: how often a session has made its groups again.
         only: the ranks that run a session's call; the others return at once. None means all.
     """
 
@@ -128,6 +129,7 @@ class Job:
     module: bool = False
     loggers: tuple[Logging, ...] = ()
     directory: str | None = None
+    epoch: int = 0
     only: tuple[int, ...] | None = None
 
 

@@ -69,7 +69,7 @@ from ringsim.launch.job import ALONE, Job, RankConfig, configure_loggers
 from ringsim.launch.namespace import Namespace
 from ringsim.launch.protocol import ASK, DO, IDLE, JOIN, OVER, STOP, WAKE, WAKE_S, WHERE, answer
 from ringsim.launch.results import describe_unpicklable, write_result
-from ringsim.launch.system import NO_PORT, shut_connections
+from ringsim.launch.system import shut_connections
 from ringsim.ring.packing import dumps
 from ringsim.ring.printing import restore_output
 from ringsim.ring.ring import initialize
@@ -87,21 +87,17 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
     if config.comm_device == ALONE:
         _name_process("ringsim-clock")
         process.become(channel, config, _enter)
-    say = _make_say(channel)
-    woken = threading.Event()  # the connections have been shut, for a verdict
-    inbox = _watch(channel, config, say, woken)
-    _tell_of_threads(say)
-    calls = _Calls(config, say, woken, inbox)
+    calls = _Calls(channel, config)
     if config.stays:
         calls.serve()
     has_returned = calls.run(config)
     _flush_output()
-    while config.backend == "mpi" and inbox.empty():
+    while config.backend == "mpi" and calls.inbox.empty():
         # MPI messages progress only during MPI calls; and mpirun may end all ranks with one
         import_mpi().COMM_WORLD.Iprobe()
         time.sleep(_PORT_POLL_S)
     if has_returned:
-        inbox.get()  # "bye"
+        calls.inbox.get()  # "bye"
     os._exit(int(not has_returned))  # an interpreter with torch takes 0.2 s to finalize
 
 
@@ -123,20 +119,19 @@ class _Calls:
     """Runs this rank's calls: one, or those of a session, one after the other.
 
     Args:
+        channel: the channel to the launcher.
         config: the configuration of the rank.
-        say: a function that sends a message to the launcher.
-        woken: set when the rank's connections have been shut for a verdict.
+
+    Attributes:
         inbox: the launcher's messages.
     """
 
-    def __init__(
-        self,
-        config: RankConfig,
-        say: Callable[[Any], None],
-        woken: threading.Event,
-        inbox: queue.SimpleQueue[Any],
-    ) -> None:
-        self._config, self._say, self._woken, self._inbox = config, say, woken, inbox
+    def __init__(self, channel: Connection, config: RankConfig) -> None:
+        self._channel, self._config = channel, config
+        self._say = _make_say(channel)
+        self._woken = threading.Event()  # the connections have been shut, for a verdict
+        self.inbox = _watch(channel, config, self._say, self._woken)
+        _tell_of_threads(self._say)
         self._namespace = Namespace() if config.stays else None
         self._port = 0  # of the rendezvous, once the rank has joined the others
         self._kept: list[Any] = []  # objects that must stay alive
@@ -153,7 +148,7 @@ class _Calls:
         register_optimizer_step_post_hook(lambda *_: self._steps.update(["done"]))
         self._try_to_join()
         _name_process("ringsim-idle")
-        while (message := self._inbox.get()) != "bye":
+        while (message := self.inbox.get()) != "bye":
             if message[0] == DO:
                 self._say((DO, self._do(message[1])))
             elif message == JOIN:
@@ -179,7 +174,7 @@ class _Calls:
 
     def _leave(self) -> None:
         """Ends the groups, of which some ranks may be gone."""
-        shut_connections(NO_PORT)
+        shut_connections(None, self._channel.fileno())
         restore_output()
         change_state(ring=None)
         end_groups()
@@ -245,12 +240,12 @@ class _Calls:
         recorder.is_settled = lambda group: bool(self._namespace) and group not in self._open_groups
         recorder.on_failure = functools.partial(_raise_verdict, recorder, self._woken, self._say)
         self._say(("ready", os.getpid()))
-        job = job or pickle.loads(self._inbox.get())
+        job = job or pickle.loads(self.inbox.get())
         self._take(job, config, recorder)
         function = _load(job, config.rank, self._namespace)
         recorder.hooks.on_imports()
         self._say(("loaded", torch.get_num_threads()))
-        if self._inbox.get() != "go":
+        if self.inbox.get() != "go":
             raise KeyboardInterrupt
         self._is_interruptible = True
         try:
@@ -266,6 +261,7 @@ class _Calls:
         The later calls of a session find the rank as the earlier ones left it.
         """
         _name_process(f"ringsim-rank{config.rank}")
+        recorder.world = job.epoch
         show_lines(job.lines)
         if not self._has_entered:
             self._has_entered = True
@@ -382,12 +378,12 @@ def _watch(
                     say((message, answer(message)))
                 elif message == WAKE:
                     if config.backend is None:  # an MPI wait looks for a verdict by itself
-                        shut_connections(_read_port(config))
+                        shut_connections(_read_port(config), channel.fileno())
                     woken.set()
                 elif message == STOP:
                     inbox.put(message)
                     _silence_cpp()
-                    shut_connections(NO_PORT)
+                    shut_connections(None, channel.fileno())
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
                 elif message[0] == OVER:
                     woken.clear()

@@ -100,6 +100,11 @@ class RankSet(ABC):
             kind.stays,
         )
 
+    def begin_call(self) -> Path:
+        """Makes a directory for a session's next call, and returns it."""
+        self.directory = Path(tempfile.mkdtemp(prefix="call-", dir=self.home))
+        return self.directory
+
     @abstractmethod
     def kill(self) -> None:
         """Ends all remaining ranks; returns immediately."""

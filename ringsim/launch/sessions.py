@@ -8,12 +8,17 @@ import os
 import pickle
 import shutil
 import signal
+import sys
+import threading
+import warnings
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
 
 from ringsim.diagnose.failure import interrupted_once
 from ringsim.errors import (
@@ -22,6 +27,7 @@ from ringsim.errors import (
     RingError,
     check_seed,
     check_worker,
+    is_number,
     name_ranks,
 )
 from ringsim.launch.api import make_kind
@@ -30,6 +36,11 @@ from ringsim.launch.namespace import Reference, assign, list_names, look, pack, 
 from ringsim.launch.protocol import DO, JOIN, STOP
 from ringsim.launch.ranks import RankSet, get_launcher
 from ringsim.launch.run import Run, RunOptions
+from ringsim.state import OUR_THREADS
+from ringsim.traces.cells import name_cells
+from ringsim.traces.clocks import count_from
+from ringsim.traces.events import OP_CODES, Tables, make_events
+from ringsim.traces.run_parts import join_events
 from ringsim.traces.value import Trace
 
 _ANSWER_S: Final = 30.0  # for an idle rank to look at a variable
@@ -43,6 +54,7 @@ def session(
     limit_s: float | None = None,
     seed: int = 0,
     check: str = "basic",
+    idle_s: float = 3600,
 ) -> Session:
     """Starts ranks that stay: each call finds the variables that earlier calls left.
 
@@ -52,6 +64,7 @@ def session(
         limit_s: the limit for each call, in seconds, or None for no limit.
         seed: the seed; rank r seeds torch, numpy and random with ``seed + r`` when it starts.
         check: the mistakes that raise an error before torch sees them, as in ``ringsim.trace``.
+        idle_s: the time without a call after which the session ends by itself, in seconds.
 
     Returns:
         The session, for a ``with`` block; its ranks end with the block.
@@ -72,21 +85,25 @@ def session(
     if check not in CHECKS:
         raise ArgumentError(f"check must be one of {', '.join(map(repr, CHECKS))}, got {check!r}.")
     kind = replace(make_kind(world_size, "cpu", timeout_s, ring=True), stays=True)
-    return Session(
-        get_launcher().get_fresh(kind),
-        check_seed(seed, kind.world_size),
-        check,
-        RunOptions(limit_s=limit_s),
-    )
+    if not is_number(idle_s) or not idle_s > 0:
+        raise ArgumentError(f"idle_s must be a positive number of seconds, got {idle_s!r}.")
+    seed = check_seed(seed, kind.world_size)
+    ranks = get_launcher().get_fresh(kind)
+    return Session(ranks, seed, check, RunOptions(limit_s=limit_s), idle_s)
 
 
 class Session:
     """Ranks that stay until the session is closed; see ``ringsim.session``."""
 
-    def __init__(self, rank_set: RankSet, seed: int, check: str, options: RunOptions) -> None:
+    def __init__(
+        self, rank_set: RankSet, seed: int, check: str, options: RunOptions, idle_s: float
+    ) -> None:
         self._rank_set, self._seed, self._check, self._options = rank_set, seed, check, options
-        self._count = 0  # of calls
-        self._end = weakref.finalize(self, rank_set.close)
+        self._calls: list[_Call] = []
+        self._epoch = 0  # how often the groups were made again
+        self._end = weakref.finalize(self, _close, rank_set, os.getpid())
+        self._idle = idle_s, f"the session of {self.world_size} ranks"
+        self._wait_for_call()
 
     def __enter__(self) -> Self:
         return self
@@ -101,7 +118,15 @@ class Session:
 
     def close(self) -> None:
         """Ends the ranks; their variables are gone. A second call does nothing."""
+        self._timer.cancel()
         self._end()
+
+    def _wait_for_call(self) -> None:
+        """Ends the session if no call comes."""
+        idle_s, name = self._idle
+        self._timer = threading.Timer(idle_s, _end_idle, [self._end, name, idle_s])
+        self._timer.name, self._timer.daemon = f"{OUR_THREADS}idle", True
+        self._timer.start()
 
     @property
     def world_size(self) -> int:
@@ -177,56 +202,74 @@ class Session:
         options = replace(self._options, show_hidden=True)
         if limit_s is not None:
             options = replace(options, limit_s=limit_s)
-        return self._call(replace(job, only=None if ranks is None else tuple(ranks)), options)
+        name = name_cells([filename]).get(filename, "cell")
+        return self._call(name, replace(job, only=None if ranks is None else tuple(ranks)), options)
 
     def _run_on(self, ranks: tuple[int, ...], worker: Any, args: Any, kwargs: Any) -> Trace:
         check_worker(worker)
         job = pack_call(worker, args, kwargs, self._seed, pack)
-        return self._call(replace(job, only=ranks), self._options)
+        name = getattr(worker, "__name__", type(worker).__name__)
+        return self._call(name, replace(job, only=ranks), self._options)
 
-    def _call(self, job: Job, options: RunOptions) -> Trace:
+    def _call(self, name: str, job: Job, options: RunOptions) -> Trace:
         self._check_open()
-        self._count += 1
-        directory = self._rank_set.home / f"call-{self._count}"
-        directory.mkdir()
-        self._rank_set.directory = directory
-        job = replace(job, check=self._check, directory=str(directory))
+        self._timer.cancel()
+        self._replace_dead()
+        directory = self._rank_set.begin_call()
+        job = replace(job, check=self._check, directory=str(directory), epoch=self._epoch)
         run = _SessionRun(self._rank_set, job, options)
+        trace = None
         with interrupted_once():
             try:
                 trace = run.finish()
                 if not all(one.left and one.left.has_groups for one in run.ranks):
-                    self._renew(run)
+                    self._renew()
                 return trace
             except BaseException as error:
                 run.stop_ranks()
-                lost = self._renew(run)
+                dead = [one.rank for one in run.ranks if one.left is None]
+                self._renew(dead)
                 if isinstance(error, RingError | Interrupted):
-                    error.args = (f"{error}\n  The session goes on{lost}.",)
+                    trace = error.trace
+                    error.args = (f"{error}\n  The session goes on{_lost(run, dead)}.",)
                 raise
             finally:
+                if trace is not None:
+                    self._calls.append(_Call(name, run.start_ns, trace))
                 shutil.rmtree(directory, ignore_errors=True)
+                self._wait_for_call()
 
-    def _renew(self, run: _SessionRun) -> str:
-        """Replaces the dead ranks, and makes all groups again, in the background.
+    def _replace_dead(self) -> None:
+        """Replaces the ranks that have died since the last call."""
+        dead = [rank for rank, one in enumerate(self._rank_set.channels) if _has_ended(one)]
+        if dead:
+            self._renew(dead)
+            warnings.warn(
+                f"{name_ranks(dead)} of the session died between two calls and started again, "
+                "without variables.",
+                stacklevel=4,
+            )
 
-        Returns the parts of the ranks' state that are lost, for an error message.
-        """
+    def _renew(self, dead: Collection[int] = ()) -> None:
+        """Replaces the dead ranks; all ranks make their groups again, in the background."""
+        self._epoch += 1
         (self._rank_set.home / "port").unlink(missing_ok=True)
-        dead = [one.rank for one in run.ranks if one.left is None]
-        kept = {one.rank: one.left for one in run.ranks if one.left is not None}
-        for rank in kept:
-            run.tell(rank, JOIN)
-        for rank in dead:
-            self._rank_set.replace(rank)
-        halves = [rank for rank, left in kept.items() if left.begun != left.done]
-        lost = f"; {name_ranks(dead)} started again, without variables" if dead else ""
-        if halves:
-            lost += f"; an optimizer step is half done on {name_ranks(halves)}"
-        if len({left.done for left in kept.values()}) > 1:
-            steps = ", ".join(f"{left.done} on rank {rank}" for rank, left in kept.items())
-            lost += f"; the ranks made different numbers of optimizer steps ({steps})"
-        return lost
+        for rank, channel in enumerate(self._rank_set.channels):
+            if rank in dead:
+                self._rank_set.replace(rank)
+            else:
+                with contextlib.suppress(OSError):  # the next call replaces it
+                    channel.send(JOIN)
+
+    def trace(self) -> Trace:
+        """Returns all calls so far as one trace, in which each is a step with its name.
+
+        Raises:
+            RingError: there was no call yet.
+        """
+        if not self._calls:
+            raise RingError("no call of this session has a trace yet. Call ranks.run first.")
+        return _join(self._calls, self.world_size)
 
     def _check_open(self) -> None:
         if not self._end.alive:
@@ -273,6 +316,67 @@ class Session:
             if not returned:
                 raise value
         return [value for _, value in results]
+
+
+class _Call(NamedTuple):
+    """A call that has ended: its name, its start on CLOCK_MONOTONIC, and its trace."""
+
+    name: str
+    start_ns: int
+    trace: Trace
+
+
+def _join(calls: Sequence[_Call], world_size: int) -> Trace:
+    """Returns several calls as one trace."""
+    parts, ranks = [], range(world_size)
+    for call in calls:
+        start_ns = call.start_ns - calls[0].start_ns
+        step = {"op": OP_CODES["span"], "post_ns": start_ns, "wait_ns": start_ns, "label": 0}
+        step["done_ns"] = start_ns + call.trace.metadata["end_ns"]
+        columns = {name: [value] * world_size for name, value in step.items()}
+        tables = Tables(labels=(f"step {call.name}",))
+        parts.append(make_events({"rank": ranks, **columns}, tables))
+        parts.append(count_from(call.trace.events, -start_ns))
+    metadata = {**calls[0].trace.metadata, "end_ns": max(step["done_ns"], 0), "ends": []}
+    metadata["complete"] = all(call.trace.metadata["complete"] for call in calls)
+    output = ["".join(call.trace.output[rank] for call in calls) for rank in ranks]
+    results = calls[-1].trace.results
+    events = join_events(parts)
+    events = events.select(np.argsort(events.rank, kind="stable"))
+    return Trace(events, metadata, results=results, output=output)
+
+
+def _lost(run: _SessionRun, dead: Sequence[int]) -> str:
+    """Returns the parts of the ranks' state that a failed call has lost, for its error."""
+    kept = {one.rank: one.left for one in run.ranks if one.left is not None}
+    lost = f"; {name_ranks(dead)} started again, without variables" if dead else ""
+    halves = [rank for rank, left in kept.items() if left.begun != left.done]
+    if halves:
+        lost += f"; an optimizer step is half done on {name_ranks(halves)}"
+    if len({left.done for left in kept.values()}) > 1:
+        steps = ", ".join(f"{left.done} on rank {rank}" for rank, left in kept.items())
+        lost += f"; the ranks made different numbers of optimizer steps ({steps})"
+    return lost
+
+
+def _close(rank_set: RankSet, pid: int) -> None:
+    if os.getpid() == pid:  # not in a process that was forked since
+        rank_set.close()
+
+
+def _end_idle(end: Callable[[], Any], name: str, idle_s: float) -> None:
+    end()
+    if sys.stderr is not None:  # it was closed when Python started
+        sys.stderr.write(f"ringsim: {name} ended after {idle_s:g} s without a call.\n")
+
+
+def _has_ended(channel: Connection) -> bool:
+    """Returns whether the other side of a channel, which should be silent, is gone."""
+    with contextlib.suppress(EOFError, OSError):
+        while channel.poll():
+            channel.recv()
+        return False
+    return True
 
 
 def _receive(channel: Connection, what: str) -> Any:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
 from typing import Final, NamedTuple
 
 _CALLED: Final = {"T": "stopped", "t": "stopped", "S": "asleep"}  # in any other state it computes
-NO_PORT: Final = -1
 _EXITING: Final = 0x4  # PF_EXITING in Linux's include/linux/sched.h
 
 
@@ -57,17 +57,17 @@ def has_proc() -> bool:
     return os.path.exists("/proc/self/stat")
 
 
-def shut_connections(keep_port: int) -> int:
-    """Shuts down TCP connections to other processes on this machine (on Linux).
+def shut_connections(keep_port: int | None, keep_fd: int = -1) -> int:
+    """Shuts down TCP connections to other processes on this machine (on Linux and macOS).
 
-    Connections to the rendezvous port stay open. Returns the number of connections that were shut
-    down.
+    Connections to the rendezvous port, and the file descriptor, stay open. Returns the number of
+    connections that were shut down.
     """
     count = 0
-    for name in os.listdir("/proc/self/fd"):
+    for name in os.listdir("/dev/fd"):
         # closed meanwhile, or a listening socket, which has no peer
         with contextlib.suppress(OSError):
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+            if int(name) == keep_fd or not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 continue
             with socket.socket(fileno=os.dup(int(name))) as connection:
                 if connection.type != socket.SOCK_STREAM or connection.family not in (

@@ -5,15 +5,21 @@ from __future__ import annotations
 import _thread
 import contextlib
 import os
+import re
+import shlex
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from processes import gone
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -381,3 +387,118 @@ def test_a_module_of_fsdp_names_how_it_is_made_again(ranks: Any) -> None:
     ranks.push(build=build)
     ranks.run(build_again)
     assert ranks.run(step).results == before
+
+
+# -- the life of a session
+
+
+def test_all_calls_are_one_trace_with_a_step_each(tmp_path: Path) -> None:
+    with ringsim.session(world_size=2) as ranks:
+        with pytest.raises(ringsim.errors.RingError, match="no call of this session"):
+            ranks.trace()
+        ranks.run(meet)
+        with pytest.raises(ringsim.errors.RankFailed):
+            ranks.run(fail_on_one)
+        ranks.run_cell("print('in a cell', force=True)\nring.rank", "<cell>", {})
+        trace = ranks.trace()
+    assert (trace.results, trace.output) == ([0, 1], ["in a cell\n"] * 2)
+    table = trace.to_pandas()
+    mine = table[table["rank"] == 0]
+    assert mine["op"].tolist() == ["span", "all_reduce", "span", "barrier", "span"]
+    assert mine["label"].dropna().tolist() == ["step meet", "step fail_on_one", "step cell"]
+    assert mine["post_ns"].is_monotonic_increasing
+    trace.save(tmp_path / "session.ringtrace")
+    assert ringsim.load(tmp_path / "session.ringtrace") == trace
+
+
+def test_two_sessions_at_once_and_a_run_beside_them(ranks: Any) -> None:
+    ranks.push(total=5)
+    with ringsim.session(world_size=2) as others:
+        others.push(total=6)
+        with pytest.raises(ringsim.errors.RankFailed):
+            others.run(fail_on_one)
+        assert ringsim.trace(meet, world_size=2).results == [2] * 2
+        assert others.pull("total") == [6] * 2
+        assert others.run(meet).results == [2] * 2
+    assert ranks.pull("total") == [5] * 3
+    assert ranks.run(meet).results == [3] * 3
+
+
+def test_a_rank_that_dies_between_two_calls_is_replaced(ranks: Any) -> None:
+    pids = ranks.run(os.getpid).results
+    os.kill(pids[1], signal.SIGKILL)
+    while not gone(pids[1]):
+        time.sleep(0.01)
+    with pytest.raises(ringsim.errors.RingError, match="The next call replaces it"):
+        ranks.pull("total")
+    with pytest.warns(UserWarning, match="rank 1 of the session died between two calls"):
+        assert ranks.run(meet).results == [3] * 3
+    after = ranks.run(os.getpid).results
+    assert [after[0], after[2]] == [pids[0], pids[2]]
+    assert after[1] != pids[1]
+
+
+def test_a_session_without_calls_ends_by_itself(capfd: pytest.CaptureFixture[str]) -> None:
+    ranks = ringsim.session(world_size=1, idle_s=0.5)
+    (pid,) = ranks.run(os.getpid).results
+    while not gone(pid):
+        time.sleep(0.01)
+    assert "the session of 1 ranks ended after 0.5 s without a call" in capfd.readouterr().err
+    with pytest.raises(ringsim.errors.RingError, match="the session is closed"):
+        ranks.run(meet)
+
+
+SCRIPT = """
+import os
+import ringsim
+
+def count():
+    global calls
+    calls = globals().get("calls", 0) + 1
+    return os.getpid(), calls
+
+ranks = ringsim.session(world_size=2)
+ranks.run(count)
+print(*ranks.run(count).results, flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["closed stdin", "-i", "killed"])
+def test_a_session_in_a_script_leaves_nothing(how: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT + ("os.kill(os.getpid(), 9)" * (how == "killed")))
+    files = tmp_path / "files"
+    files.mkdir()
+    command = [sys.executable, *(["-i"] if how == "-i" else []), "script.py"]
+    shell = f"{shlex.join(command)} <&-" if how == "closed stdin" else shlex.join(command)
+    ended = subprocess.run(
+        ["sh", "-c", shell],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(files)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert ended.returncode in ((0,) if how != "killed" else (-9, 137))
+    (first, calls), (second, again) = re.findall(r"\((\d+), (\d)\)", ended.stdout)
+    assert (calls, again) == ("2", "2")
+    while any(files.iterdir()) or not (gone(int(first)) and gone(int(second))):
+        time.sleep(0.01)
+
+
+def test_a_session_without_a_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    def die() -> None:
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+
+    monkeypatch.setattr("ringsim.launch.ranks.has_fork_server", lambda: False)
+    with ringsim.session(world_size=2) as ranks:
+        ranks.push(total=5)
+        with pytest.raises(ringsim.errors.RankFailed, match="ValueError: no such layer"):
+            ranks.run(fail_on_one)
+        assert ranks.run(meet).results == [2] * 2
+        assert ranks.pull("total") == [5] * 2
+        with pytest.raises(ringsim.errors.RankFailed, match="rank 1 started again"):
+            ranks.run(die)
+        assert ranks.run(meet).results == [2] * 2
+        assert ranks[0].total == 5
