@@ -58,6 +58,14 @@ def session(
 ) -> Session:
     """Starts ranks that stay: each call finds the variables that earlier calls left.
 
+    Functions that the ranks cannot import, such as those of a notebook or script, run in one
+    namespace per rank. The caller's variables that a function uses are sent when they are new or
+    have changed. If a call fails, hangs or is interrupted, the session goes on: the error lists
+    what was lost, and all process groups are made again.
+
+    Each rank is a process of about 50 MB, which serves only this session. The session ends with its
+    ``with`` block, by ``close``, with the program, or after ``idle_s``.
+
     Args:
         world_size: the number of ranks, at least 1.
         timeout_s: the limit for each blocked operation, in seconds.
