@@ -36,11 +36,13 @@ from ringsim.launch.namespace import Reference, assign, list_names, look, pack, 
 from ringsim.launch.protocol import DO, JOIN, STOP
 from ringsim.launch.ranks import RankSet, get_launcher
 from ringsim.launch.run import Run, RunOptions
+from ringsim.launch.system import measure_memory
 from ringsim.state import OUR_THREADS
 from ringsim.traces.cells import name_cells
 from ringsim.traces.clocks import count_from
 from ringsim.traces.events import OP_CODES, Tables, make_events
 from ringsim.traces.run_parts import join_events
+from ringsim.traces.units import bytes_text, count
 from ringsim.traces.value import Trace
 
 _ANSWER_S: Final = 30.0  # for an idle rank to look at a variable
@@ -143,6 +145,23 @@ class Session:
 
     def __len__(self) -> int:
         return self.world_size
+
+    def _ipython_key_completions_(self) -> list[int]:
+        return list(range(self.world_size))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the ranks still run."""
+        return self._end.alive
+
+    def describe(self) -> str:
+        """Returns a few lines: the numbers of ranks and calls, and each rank's memory."""
+        lines = [f"{count(self.world_size, 'rank')}, {count(len(self._calls), 'call')}"]
+        for rank, pid in enumerate(self._do(range(self.world_size), os.getpid)):
+            used_bytes = measure_memory(pid)
+            memory = "" if used_bytes is None else f", {bytes_text(used_bytes)}"
+            lines.append(f"rank {rank}: process {pid}{memory}")
+        return "\n".join(lines)
 
     def __getitem__(self, index: int | tuple[int, ...]) -> RankView:
         ranks = index if isinstance(index, tuple) else (index,)

@@ -52,6 +52,19 @@ def look_at_living(pid: int) -> ProcessState | None:
     return None if process is None or process.state in "ZX" else process
 
 
+def measure_memory(pid: int) -> int | None:
+    """Returns the memory of a process in bytes (on Linux), or None if it is unknown.
+
+    Memory that processes share is divided among them.
+    """
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as file:
+            text = file.read()
+    except OSError:
+        return None
+    return 1024 * int(text.partition("\nPss:")[2].split()[0])
+
+
 def has_proc() -> bool:
     """Returns whether this system has /proc."""
     return os.path.exists("/proc/self/stat")
