@@ -67,7 +67,7 @@ Example:
 import sys
 from importlib import import_module
 from importlib.machinery import PathFinder
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 # `python -m ringsim` does not import from the working directory
 for _package in ("torch", "numpy") if sys.argv[:1] != ["-m"] else ():
@@ -79,7 +79,7 @@ for _package in ("torch", "numpy") if sys.argv[:1] != ["-m"] else ():
         )
 
 # The table of contents: public name -> the module that defines it (or the module itself).
-_CONTENTS: Final = {
+_CONTENTS = {
     "Degrade": "ringsim.faults",
     "Fail": "ringsim.faults",
     "FlopCosts": "ringsim.compute_costs",

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -49,16 +49,16 @@ from ringsim.view.scheduler import Scheduler
 
 __all__ = ["bandwidth", "deadlock", "generation", "ring", "schedule", "scheduler"]
 
-_NONE: Final = "none"
-_ONE_BY_ONE: Final = "one after the other"
-_ALL_REDUCE: Final = "all-reduce"
-_MS: Final = 1e-3
-_US: Final = 1e-6
-_LATENCIES: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
-_BANDWIDTHS: Final = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 400.0)
-_EAGER_BYTES: Final = 65536
-_ITEM_BYTES: Final = 8  # a float64
-_STEPS: Final = Link(alpha_s=_US, beta_s_per_byte=0.0)  # a message takes one step
+_NONE = "none"
+_ONE_BY_ONE = "one after the other"
+_ALL_REDUCE = "all-reduce"
+_MS = 1e-3
+_US = 1e-6
+_LATENCIES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+_BANDWIDTHS = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 400.0)
+_EAGER_BYTES = 65536
+_ITEM_BYTES = 8  # a float64
+_STEPS = Link(alpha_s=_US, beta_s_per_byte=0.0)  # a message takes one step
 
 
 def schedule() -> Explorer:
@@ -235,7 +235,7 @@ def bandwidth() -> Explorer:
     return Explorer("bandwidth of two links", _two_links, choices, draws=True)
 
 
-_SIZES: Final = tuple(8**power for power in range(1, 9))  # bytes, to 16 MiB
+_SIZES = tuple(8**power for power in range(1, 9))  # bytes, to 16 MiB
 
 
 def _two_links(latency_a: float, bandwidth_a: float, latency_b: float, bandwidth_b: float) -> Frame:

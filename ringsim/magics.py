@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringsim
 from ringsim.errors import ArgumentError
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
     from ringsim.launch.sessions import Session
 
-_USAGE: Final = (
+_USAGE = (
     "%%ring [-n RANKS] [--keep] [0,1] [--limit SECONDS] [-o NAME], "
     "or %ring [pull NAME | push NAME ... | stop]"
 )
-_NO_RANKS: Final = (
+_NO_RANKS = (
     "no ranks are kept; kept ranks end after an hour without a cell. Start some with "
     "%%ring -n 4 --keep."
 )
-_NUM_RANKS: Final = 4
-_RANK: Final = r"ranks\[(\d+)\]\.\w*$"
+_NUM_RANKS = 4
+_RANK = r"ranks\[(\d+)\]\.\w*$"
 # Names that have their own value on a rank, or no value that could be sent.
-_NOT_SENT: Final = {"ring", "ringsim", "_", "__", "___", "In", "Out", "get_ipython", "exit", "quit"}
+_NOT_SENT = {"ring", "ringsim", "_", "__", "___", "In", "Out", "get_ipython", "exit", "quit"}
 # the last name exists since Python 3.12
-_LOOKUPS: Final = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}
-_STORES: Final = {"STORE_NAME", "STORE_GLOBAL"}
+_LOOKUPS = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}
+_STORES = {"STORE_NAME", "STORE_GLOBAL"}
 
 
 def load_ipython_extension(ipython: InteractiveShell) -> None:

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from importlib import metadata as packages
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 __version__ = "0.3.0"  # pyproject.toml reads it from here
 
@@ -73,7 +73,7 @@ def measured_run(world_size: int, backend: str, start_unix_ns: int) -> dict[str,
     }
 
 
-_DOUBTFUL: Final = "doubtful constants: "
+_DOUBTFUL = "doubtful constants: "
 
 
 def note_doubts(doubts: Iterable[str]) -> list[str]:

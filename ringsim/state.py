@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
-OUR_THREADS: Final = "ringsim-"  # prefix of the names of ringsim's own threads
+OUR_THREADS = "ringsim-"  # prefix of the names of ringsim's own threads
 
 
 @dataclass(frozen=True)

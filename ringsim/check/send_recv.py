@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from typing import Final
 
 import numpy as np
 
@@ -28,13 +27,13 @@ from ringsim.traces.events import COLLECTIVE, OP_NAMES, SEND
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 
-WAYS: Final = {
+WAYS = {
     "order": ("send", "recv"),
     "isend": ("isend", "irecv", "send", "recv"),
     "batch": ("batch_isend", "batch_irecv"),
 }
-_WORLD_SIZES: Final = (3, 2, 4, 5)
-_WAY_HINTS: Final = {
+_WORLD_SIZES = (3, 2, 4, 5)
+_WAY_HINTS = {
     "order": (
         "Use only dist.send and dist.recv. Some ranks must send first, and others must receive "
         "first."
@@ -45,22 +44,20 @@ _WAY_HINTS: Final = {
         "every handle that it returns."
     ),
 }
-_VALUE_HINT: Final = (
+_VALUE_HINT = (
     "Receive into a new tensor, torch.empty_like(mine), and return that tensor. Until wait() "
     "returns, do not change a tensor that you are sending, and do not read a tensor that you are "
     "receiving."
 )
-_ORDER_HINT: Final = (
+_ORDER_HINT = (
     "Look at the lines of rank 0. Which message must its first recv take, so that its second recv "
     "waits forever? Let the ranks go until none may go."
 )
-_REPAIR_HINT: Final = (
+_REPAIR_HINT = (
     "Play the order of the verdict with ringsim.explore.scheduler. From which ranks may rank 0 "
     "receive, so that every message finds a recv?"
 )
-_COUNT_HINT: Final = (
-    "Each call sends one tensor to ring.succ and receives one tensor from ring.pred."
-)
+_COUNT_HINT = "Each call sends one tensor to ring.succ and receives one tensor from ring.pred."
 
 
 def no_deadlock(

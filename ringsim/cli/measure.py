@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import ringsim
 from ringsim.cli.verb import (
@@ -26,8 +26,8 @@ from ringsim.errors import RingError
 if TYPE_CHECKING:
     from ringsim.traces.bandwidths import Bandwidths
 
-_UNITS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
-_WAYS: Final = (".json", ".csv", ".png", ".svg")
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+_WAYS = (".json", ".csv", ".png", ".svg")
 
 
 def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:

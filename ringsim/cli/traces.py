@@ -9,7 +9,7 @@ import webbrowser
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import ringsim
 from ringsim.cli.record import add_rank_options, run_script
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
 
-NEWEST: Final = "or a script (.py) to use its newest trace in this directory"
-PICTURES: Final = (".png", ".svg", ".pdf", ".html")
+NEWEST = "or a script (.py) to use its newest trace in this directory"
+PICTURES = (".png", ".svg", ".pdf", ".html")
 # the method of Trace for each extension of the path
-EXPORTS: Final = {".pftrace": "to_perfetto", ".json": "to_chrome"}
+EXPORTS = {".pftrace": "to_perfetto", ".json": "to_chrome"}
 
 
 def add_show(verbs: Verbs[argparse.ArgumentParser]) -> None:
@@ -287,7 +287,7 @@ def pair(text: str) -> tuple[float, float]:
 
 
 # the purpose of a figure: the extension of its file, and its style
-PURPOSES: Final[dict[str, tuple[str, Style]]] = {
+PURPOSES: dict[str, tuple[str, Style]] = {
     "paper": (".pdf", {"figsize": (3.3, None), "compact": True}),  # the width of a column
     "slide": (".png", {"figsize": (9.6, 5.4), "dpi": 200}),
     "web": (".svg", {}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, SupportsFloat
+from typing import TYPE_CHECKING, SupportsFloat
 
 from ringsim.cli.description import Description, Network, read_description
 from ringsim.cli.verb import (
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
 
-_LATENCY_US: Final = 10.0
-_BANDWIDTH_GBPS: Final = 10.0
+_LATENCY_US = 10.0
+_BANDWIDTH_GBPS = 10.0
 
 
 def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:

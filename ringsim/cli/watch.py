@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from contextlib import closing, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from ringsim.cli.verb import Verbs, add_verb
 from ringsim.errors import ArgumentError, escape
@@ -18,7 +18,7 @@ from ringsim.launch.progress import Progress
 from ringsim.launch.system import look_at_living
 from ringsim.traces.parts import PartReader
 
-_POLL_S: Final = 0.05
+_POLL_S = 0.05
 
 
 def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:

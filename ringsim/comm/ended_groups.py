@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
@@ -21,7 +21,7 @@ from ringsim.state import change_state, get_state
 
 __all__ = ["check_group", "end_groups"]
 
-_ENDED: Final = "ended when an earlier call of the session failed. Make it again:"
+_ENDED = "ended when an earlier call of the session failed. Make it again:"
 
 
 def end_groups() -> None:

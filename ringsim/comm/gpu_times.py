@@ -27,7 +27,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import ProcessGroup
@@ -35,22 +35,22 @@ from torch.distributed import ProcessGroup
 from ringsim.comm.torch_private import gpu_backend
 from ringsim.traces.units import count
 
-MAX_KEPT: Final = 1 << 15  # operations whose events are still to be read: two events each
+MAX_KEPT = 1 << 15  # operations whose events are still to be read: two events each
 # valid until the record is read, and permanently if the rank is killed before
-NOT_READ: Final = (
+NOT_READ = (
     "With NCCL, wait() returns once the work is queued. Without CUDA events, done is not the "
     "time at which the GPU finished."
 )
-NO_EVENT: Final = "blocked the stream before an event could be recorded"
-_TRIES: Final = 4  # the most precise of this many anchors is used
+NO_EVENT = "blocked the stream before an event could be recorded"
+_TRIES = 4  # the most precise of this many anchors is used
 # An anchor passes within microseconds. If several processes share a GPU, each process gets time
 # slices of about 2 ms, and the anchor passes in this process's slice.
-_TIE_NS: Final = 10_000_000
-_CAPTURED: Final = "had been captured in a CUDA graph"
-_TOO_MANY: Final = f"had been posted while {MAX_KEPT:,} others were still unread"
-_REFUSED: Final = "got no event from CUDA"
-_UNTIED: Final = "could not be tied to the host's clock because the GPU was busy"
-_NOT_PASSED: Final = "had not ended, or could not be queried, when the record was read"
+_TIE_NS = 10_000_000
+_CAPTURED = "had been captured in a CUDA graph"
+_TOO_MANY = f"had been posted while {MAX_KEPT:,} others were still unread"
+_REFUSED = "got no event from CUDA"
+_UNTIED = "could not be tied to the host's clock because the GPU was busy"
+_NOT_PASSED = "had not ended, or could not be queried, when the record was read"
 
 
 class Begun(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,22 +28,20 @@ from ringsim.traces.recorder import Recorder
 
 # The functions of torch.distributed that call ProcessGroup.send and .recv, and their operations in
 # the trace.
-SEND_NAMES: Final = {
+SEND_NAMES = {
     "isend": OP_CODES["isend"],
     "send": OP_CODES["send"],
     "batch_isend_irecv": OP_CODES["batch_isend"],
     "send_object_list": OP_CODES["send_object_list"],
 }
-RECV_NAMES: Final = {
+RECV_NAMES = {
     "irecv": OP_CODES["irecv"],
     "recv": OP_CODES["recv"],
     "batch_isend_irecv": OP_CODES["batch_irecv"],
     "recv_object_list": OP_CODES["recv_object_list"],
 }
 # A collective is identified by its method; torch's functions distinguish old and new names.
-COLLECTIVE_NAMES: Final = {
-    name: code for name, code in OP_CODES.items() if OP_KINDS[code] == COLLECTIVE
-}
+COLLECTIVE_NAMES = {name: code for name, code in OP_CODES.items() if OP_KINDS[code] == COLLECTIVE}
 
 
 def name_and_ranks(group: ProcessGroup) -> tuple[str, list[int]]:

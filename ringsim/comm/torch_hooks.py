@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from threading import get_ident
 from types import FrameType
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -51,15 +51,15 @@ from ringsim.state import change_state, get_state
 from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OK, OP_NAMES
 from ringsim.traces.recorder import Hooks, Post, Recorder, fail_posting
 
-FROM_CPP: Final = (
+FROM_CPP = (
     "Collectives issued from C++ (DistributedDataParallel's reducer, functional collectives) "
     "are not recorded with this version of torch."
 )
-UNSEEN_ON_GPUS: Final = (
+UNSEEN_ON_GPUS = (
     "For collectives issued from C++ on GPUs, done is the time at which the host issued them. "
     "Their actual end is unknown."
 )
-UNAWAITED: Final = (
+UNAWAITED = (
     "ringsim records the end of an operation in wait(). If the program waits in a different "
     "way, for example on a CUDA event, the operation stays in flight."
 )
@@ -153,8 +153,8 @@ def find_handle_types(kind: type[Work]) -> Iterator[type[Work]]:
 
 
 # not a thread's number: while this key is in the open batches, no operation takes the fast path
-_LONG_WAY: Final = 0
-_UNSET: Final[Any] = object()
+_LONG_WAY = 0
+_UNSET: Any = object()
 
 
 def make_get_group_rank() -> Hook:
@@ -175,8 +175,8 @@ def _begin(recorder: Recorder, slots: list[int], wait_ns: int) -> None:
 
 
 # the files of torch.distributed's functions and their wrappers
-_OF_SPEAKER: Final = (distributed_c10d.__file__, c10d_logger.__file__)
-_OF_TORCH: Final = os.path.dirname(torch.__file__) + os.sep
+_OF_SPEAKER = (distributed_c10d.__file__, c10d_logger.__file__)
+_OF_TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 def _is_called_by_torch(frame: FrameType | None) -> bool:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,24 +51,24 @@ from ringsim.traces.events import (
 from ringsim.traces.findings import EXIT_CODE, IN_VAIN, LEFT_BLOCK, LOST, End, Operation
 from ringsim.traces.matching import CollectiveCalls, number_places, number_rows, refused
 
-STATES: Final = ("running", "blocked", "exited", "failed", "killed", "stopped", "unknown")
-GONE: Final = frozenset({"exited", "failed", "killed"})  # will post no more operations
+STATES = ("running", "blocked", "exited", "failed", "killed", "stopped", "unknown")
+GONE = frozenset({"exited", "failed", "killed"})  # will post no more operations
 # operations that a rank does not wait for: enough to find near matches
-MOST_POSTED: Final = 1000
-MOST_REFUSED: Final = 100  # refused operations of a rank
+MOST_POSTED = 1000
+MOST_REFUSED = 100  # refused operations of a rank
 # messages that block their thread until they are done
-BLOCKING: Final = ("send", "recv", "send_object_list", "recv_object_list")
-_NO_GROUP: Final = Group("", ())
-_UNKNOWN: Final = End("unknown")
-_MARK: Final = OP_CODES["mark"]
+BLOCKING = ("send", "recv", "send_object_list", "recv_object_list")
+_NO_GROUP = Group("", ())
+_UNKNOWN = End("unknown")
+_MARK = OP_CODES["mark"]
 # words in files of version 0.2.0, which had no field for this
-_OLD_WORDS: Final = {
+_OLD_WORDS = {
     "left with exit code": EXIT_CODE,
     "has left the recorded block": LEFT_BLOCK,
     "is lost: ": LOST,
     "and waited in vain on its way out": IN_VAIN,
 }
-_ABLE: Final = ("unknown", "running")  # states in a finished trace that the events refine
+_ABLE = ("unknown", "running")  # states in a finished trace that the events refine
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from ringsim.exchange.reading import importing, read_bytes
 from ringsim.exchange.schemas import perfetto_messages, plain_text
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 BEGIN, END, INSTANT = 1, 2, 3  # TrackEvent.Type
 # TracePacket.SequenceFlags: the packet discards earlier interned names, or needs them
 CLEARED, NEEDED = 1, 2
-_SEQUENCE: Final = 1
-_RUN_TRACK: Final = 1
-_MOST_PARENTS: Final = 100  # a chain of parents may contain a cycle, so it needs a limit
+_SEQUENCE = 1
+_RUN_TRACK = 1
+_MOST_PARENTS = 100  # a chain of parents may contain a cycle, so it needs a limit
 
 
 def to_perfetto(trace: Trace, path: str | PathLike[str]) -> None:

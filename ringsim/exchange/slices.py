@@ -21,7 +21,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -134,9 +134,9 @@ def unfold(starts: Sequence[float], ends: Sequence[float]) -> Iterator[tuple[int
     yield from ((index, False) for index in reversed(stack) if ends[index] != math.inf)
 
 
-RUN: Final = "ringsim"  # the key under which a file stores the data about the run
-COLUMNS: Final = "columns"  # the key under which an event stores all its numbers
-BLOCKED: Final = "blocked"
+RUN = "ringsim"  # the key under which a file stores the data about the run
+COLUMNS = "columns"  # the key under which an event stores all its numbers
+BLOCKED = "blocked"
 
 
 class Row(NamedTuple):

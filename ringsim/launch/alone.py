@@ -18,7 +18,7 @@ from __future__ import annotations
 import pickle
 import time
 from multiprocessing.connection import wait
-from typing import Any, Final
+from typing import Any
 
 from ringsim.diagnose.failure import describe_death, indent, interrupted_once
 from ringsim.errors import Interrupted, RankFailed, RingError, RunTimeout
@@ -30,8 +30,8 @@ from ringsim.launch.results import read_result
 
 __all__ = ["run_alone"]
 
-_POLL_S: Final = 0.05
-_HAND_OVER_S: Final = 2.0  # for the partial result of an interrupted process
+_POLL_S = 0.05
+_HAND_OVER_S = 2.0  # for the partial result of an interrupted process
 
 
 def run_alone(

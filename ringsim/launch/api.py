@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from ringsim.errors import ArgumentError, check_seed, check_worker, is_integer, is_number
 from ringsim.faults import Degrade, Injection, check_injections
@@ -21,7 +21,7 @@ from ringsim.traces.value import Trace
 if TYPE_CHECKING:
     from ringsim.launch.recording import Recording
 
-WORLD_SIZE_MAX: Final = 1024  # real processes; use the simulator for more
+WORLD_SIZE_MAX = 1024  # real processes; use the simulator for more
 
 
 @overload

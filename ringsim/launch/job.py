@@ -10,25 +10,25 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from ringsim.faults import Injection
 
 # a logger: name, level; stream, level and format of handlers
 Logging = tuple[str, int, list[tuple[str, int, logging.Formatter | None]]]
-ALONE: Final = "virtual clock"  # the device of a process that runs a function alone
-INTERRUPT: Final = "interrupt"  # asks such a process for its partial result
+ALONE = "virtual clock"  # the device of a process that runs a function alone
+INTERRUPT = "interrupt"  # asks such a process for its partial result
 # the mistakes that the ranks refuse, see `ringsim.trace`
-CHECKS: Final = ("basic", "full", "off")
+CHECKS = ("basic", "full", "off")
 # Variables that torch, Gloo, NCCL, OpenMP, BLAS, the allocator, the loader or Python read when a
 # process starts. A rank that started with different values must not run the caller's job.
-START_VALUES: Final = re.compile(
+START_VALUES = re.compile(
     r"(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|GLOO|NCCL|TORCH|PYTORCH|ATEN|C10|TP|CUDA|CUBLAS|"
     r"CUDNN|NVIDIA|LD|MALLOC|GLIBC|PYTHON)(_.*)?"
     r"|GLIBC_TUNABLES|TMPDIR|LANG|LC_ALL"
 )
 # limit of the source text of notebook cells sent with a call
-_CELL_LINES_BYTES: Final = 1_000_000
+_CELL_LINES_BYTES = 1_000_000
 
 
 def start_environment() -> tuple[tuple[str, str], ...]:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -41,9 +41,9 @@ from ringsim.traces.run_parts import join_events, make_piece
 from ringsim.traces.units import span_text
 from ringsim.traces.value import Trace
 
-MOST_EVENTS: Final = 5000
+MOST_EVENTS = 5000
 # if there are more, operations whose other side is missing are no longer kept
-_MOST_KEPT: Final = 4 * MOST_EVENTS
+_MOST_KEPT = 4 * MOST_EVENTS
 
 
 @dataclass(frozen=True, eq=False, repr=False)

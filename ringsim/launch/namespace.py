@@ -24,14 +24,14 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
-from typing import Any, Final
+from typing import Any
 
 from ringsim.errors import RingError
 from ringsim.ring.packing import Pickler, dumps
 from ringsim.state import get_state
 
-MAIN: Final = "__main__"
-_SMALL_BYTES: Final = 1_000_000
+MAIN = "__main__"
+_SMALL_BYTES = 1_000_000
 
 
 class _Pickler(Pickler):

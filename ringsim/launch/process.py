@@ -10,15 +10,15 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 from ringsim.launch.job import INTERRUPT, Job, RankConfig
 from ringsim.launch.results import write_result
 
 __all__ = ["Process", "become", "park", "preload"]
 
-_LINE_BYTES: Final = 65_536  # a pipe holds no more
-_EXPECTED: Final = "ringsim.simulator.simulation:simulate_here"  # most calls are of this function
+_LINE_BYTES = 65_536  # a pipe holds no more
+_EXPECTED = "ringsim.simulator.simulation:simulate_here"  # most calls are of this function
 
 
 def preload() -> None:

@@ -6,16 +6,16 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from ringsim.traces.cells import in_notebook
 from ringsim.traces.parts import PartReader
 from ringsim.traces.units import count
 
-QUIET_S: Final = 2.0  # shorter work needs no progress line
-_EVERY_S: Final = 0.25  # time between two updates of the progress line
-_SHARE: Final = 0.05  # the share of a processor that the updates may use
-_LOG_S: Final = 10.0  # time between two texts if there is no terminal
+QUIET_S = 2.0  # shorter work needs no progress line
+_EVERY_S = 0.25  # time between two updates of the progress line
+_SHARE = 0.05  # the share of a processor that the updates may use
+_LOG_S = 10.0  # time between two texts if there is no terminal
 
 
 class Progress:

@@ -24,25 +24,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from ringsim.diagnose.failure import describe_unfinished
 from ringsim.launch.system import look_at_living
 from ringsim.launch.threads import Place, find_place, list_threads
 
-ASK: Final = "threads?"
-WHERE: Final = "where?"
-WAKE: Final = "wake"
-SHUT: Final = "shut"
-OVER: Final = "over"
-STOP: Final = "stop"
-IDLE: Final = "idle"
-DO: Final = "do"
-JOIN: Final = "join"
+ASK = "threads?"
+WHERE = "where?"
+WAKE = "wake"
+SHUT = "shut"
+OVER = "over"
+STOP = "stop"
+IDLE = "idle"
+DO = "do"
+JOIN = "join"
 
 # time for ranks to report their places: the machine may be busy, and C++ may hold the interpreter
-ANSWER_S: Final = 1.0
-WAKE_S: Final = 2.0  # time for a rank to raise after its connections are shut
+ANSWER_S = 1.0
+WAKE_S = 2.0  # time for a rank to raise after its connections are shut
 
 
 def answer(question: str) -> Any:

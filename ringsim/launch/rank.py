@@ -41,7 +41,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn, TextIO
+from typing import Any, NamedTuple, NoReturn, TextIO
 
 import numpy as np
 import torch
@@ -76,8 +76,8 @@ from ringsim.ring.ring import initialize
 from ringsim.state import change_state, get_state
 from ringsim.traces.recorder import Recorder
 
-HEAD: Final = "127.0.0.1"
-_PORT_POLL_S: Final = 0.001
+HEAD = "127.0.0.1"
+_PORT_POLL_S = 0.001
 
 
 def main(channel: Connection, config: RankConfig) -> NoReturn:

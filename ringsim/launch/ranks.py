@@ -29,7 +29,7 @@ from dataclasses import asdict, replace
 from importlib.util import find_spec
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any
 
 from ringsim.diagnose.failure import Report, report_death
 from ringsim.errors import RingError
@@ -37,18 +37,18 @@ from ringsim.launch.forkserver import FDS_PER_MESSAGE
 from ringsim.launch.job import RankConfig, RankKind, start_environment
 from ringsim.launch.output import RankOutput
 
-EXIT_S: Final = 5.0  # a killed process is gone much earlier
-START_S: Final = 120.0  # to start an interpreter with torch on a busy machine
-ANSWER_S: Final = 10.0  # a fork server that does not answer in this time is stuck or stopped
-_ANSWER_BYTES: Final = 64
-_DYING_S: Final = 1.0  # for the ranks of a killed server
-_RECENT: Final = 64  # sets of ranks: the directories of earlier sets are already gone
-PARKED_S: Final = 60.0  # parked ranks are ended if no call has taken them after this time
-PARKED_RANKS_MAX: Final = 16  # parked ranks cost memory: about 10 MB each
-_START: Final = "RINGSIM_START"  # the address to which ranks under mpirun connect
+EXIT_S = 5.0  # a killed process is gone much earlier
+START_S = 120.0  # to start an interpreter with torch on a busy machine
+ANSWER_S = 10.0  # a fork server that does not answer in this time is stuck or stopped
+_ANSWER_BYTES = 64
+_DYING_S = 1.0  # for the ranks of a killed server
+_RECENT = 64  # sets of ranks: the directories of earlier sets are already gone
+PARKED_S = 60.0  # parked ranks are ended if no call has taken them after this time
+PARKED_RANKS_MAX = 16  # parked ranks cost memory: about 10 MB each
+_START = "RINGSIM_START"  # the address to which ranks under mpirun connect
 # Settings of MPICH and Open MPI: start all ranks on this machine, as any user, even more ranks than
 # cores, over loopback.
-ON_THIS_MACHINE: Final = {
+ON_THIS_MACHINE = {
     "HYDRA_LAUNCHER": "fork",
     "HYDRA_RMK": "user",
     "HYDRA_IFACE": "lo",

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -39,8 +39,8 @@ from ringsim.traces.value import Trace
 
 __all__ = ["GPU_LIMIT_S", "Run", "RunOptions", "run"]
 
-GPU_LIMIT_S: Final = 3600.0  # default limit of a run on GPUs, which is not watched
-_SHOWN: Final = 4  # ranks whose lines are shown in an error
+GPU_LIMIT_S = 3600.0  # default limit of a run on GPUs, which is not watched
+_SHOWN = 4  # ranks whose lines are shown in an error
 _Error = TypeVar("_Error", RingError, Interrupted)
 
 

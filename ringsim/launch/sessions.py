@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -45,8 +45,8 @@ from ringsim.traces.run_parts import join_events
 from ringsim.traces.units import bytes_text, count
 from ringsim.traces.value import Trace
 
-_ANSWER_S: Final = 30.0  # for an idle rank to look at a variable
-_STOP_S: Final = 0.5  # for a rank to stop its program
+_ANSWER_S = 30.0  # for an idle rank to look at a variable
+_STOP_S = 0.5  # for a rank to stop its program
 
 
 def session(

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from ringsim.diagnose.failure import (
     GRACE_S,
@@ -53,8 +53,8 @@ from ringsim.traces.parts import PartReader
 
 __all__ = ["Followed", "RunOptions", "Supervisor"]
 
-_POLL_S: Final = 0.05
-_LOST_S: Final = 5.0  # a fork server reports within milliseconds that a rank has died
+_POLL_S = 0.05
+_LOST_S = 5.0  # a fork server reports within milliseconds that a rank has died
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import contextlib
 import os
 import socket
 import stat
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-_CALLED: Final = {"T": "stopped", "t": "stopped", "S": "asleep"}  # in any other state it computes
-_EXITING: Final = 0x4  # PF_EXITING in Linux's include/linux/sched.h
+_CALLED = {"T": "stopped", "t": "stopped", "S": "asleep"}  # in any other state it computes
+_EXITING = 0x4  # PF_EXITING in Linux's include/linux/sched.h
 
 
 class ProcessState(NamedTuple):

@@ -29,7 +29,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -82,7 +82,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-100)
 
 
-_WEIGHTS: Final[dict[str, Callable[[Tensor], int]]] = {
+_WEIGHTS: dict[str, Callable[[Tensor], int]] = {
     "samples": len,
     "tokens": lambda target: int((target != -100).sum()),
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Final
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,6 @@ class LineRate:
     url: str
 
 
-_DATA: Final = json.loads((files("ringsim") / "data/published.json").read_text("utf-8"))
-LINE_RATES: Final = tuple(LineRate(**row) for row in _DATA["line_rates"])
-FIGURES: Final = tuple(PublishedFigure(**row) for row in _DATA["figures"])
+_DATA = json.loads((files("ringsim") / "data/published.json").read_text("utf-8"))
+LINE_RATES = tuple(LineRate(**row) for row in _DATA["line_rates"])
+FIGURES = tuple(PublishedFigure(**row) for row in _DATA["figures"])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
 # at most nine digits, because users choose names, and int() refuses thousands of digits
-RING_NAME: Final = re.compile(r"ring:(\d{1,9})>(\d{1,9})")
+RING_NAME = re.compile(r"ring:(\d{1,9})>(\d{1,9})")
 
 
 class TrafficEdge(NamedTuple):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from ringsim.traces.findings import Diagnosis
     from ringsim.traces.value import Trace
 
-DOUBTFUL: Final = 0.2  # a prediction is doubtful if the replay is off by more than this
+DOUBTFUL = 0.2  # a prediction is doubtful if the replay is off by more than this
 # explain() offers a change only if it gains at least this share of the run, and more than the error
-LEAST_GAIN: Final = 0.05
-MOST_EVENTS: Final = 10_000  # explain() tries changes only to runs with at most this many events
-SLOWER: Final = 1.1  # a rank is slow if it computes for longer than this times the others' median
-MOST_SLOW: Final = 2  # how many slow ranks to try
+LEAST_GAIN = 0.05
+MOST_EVENTS = 10_000  # explain() tries changes only to runs with at most this many events
+SLOWER = 1.1  # a rank is slow if it computes for longer than this times the others' median
+MOST_SLOW = 2  # how many slow ranks to try
 # the metadata of the recorded run that also applies to the predicted one
-_KEPT: Final = (
+_KEPT = (
     "format",
     "world_size",
     "backend",

@@ -15,15 +15,15 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import cloudpickle
 
 from ringsim.errors import ArgumentError, check_call
 from ringsim.traces.cells import name_cells
 
-_LARGE_BYTES: Final = 10_000_000
-_HERE: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_LARGE_BYTES = 10_000_000
+_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # cloudpickle has no types

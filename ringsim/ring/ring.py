@@ -18,7 +18,7 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,8 +37,8 @@ from ringsim.ring.groups import (
 from ringsim.ring.printing import restore_output, suppress_output
 from ringsim.state import change_state, get_state
 
-_DEFAULT_TIMEOUT_S: Final = 30.0
-_NO_PORT: Final = 1  # stored if the world met without a port (over file://, or a store)
+_DEFAULT_TIMEOUT_S = 30.0
+_NO_PORT = 1  # stored if the world met without a port (over file://, or a store)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from ringsim.errors import ArgumentError, Deadlock, ScheduleError, is_one_of, say
 from ringsim.schedules.costs import Costs, Time
@@ -43,7 +43,7 @@ from ringsim.schedules.lowering import get_recv, lower_checked
 from ringsim.schedules.schedule import Action, Schedule
 
 Semantics = Literal["rendezvous", "buffered"]
-SEMANTICS: Final = ("rendezvous", "buffered")
+SEMANTICS = ("rendezvous", "buffered")
 
 
 def check_semantics(semantics: object) -> None:

@@ -45,21 +45,21 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ringsim.errors import ArgumentError, ScheduleError, check_integer, say
 
-COMPUTE_KINDS: Final = ("F", "B", "I", "W")
-SEND_KINDS: Final = ("SEND_F", "SEND_B")
-RECV_KINDS: Final = ("RECV_F", "RECV_B")
+COMPUTE_KINDS = ("F", "B", "I", "W")
+SEND_KINDS = ("SEND_F", "SEND_B")
+RECV_KINDS = ("RECV_F", "RECV_B")
 
-_TEXT: Final = re.compile(
+_TEXT = re.compile(
     rf"(\d{{1,9}})({'|'.join((*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS))})(\d{{1,9}})", re.ASCII
 )
 # for each kind of message action, the kind of the other side, and its distance in stages
-_OTHER_SIDE: Final = {
+_OTHER_SIDE = {
     "SEND_F": ("RECV_F", 1),
     "RECV_F": ("SEND_F", -1),
     "SEND_B": ("RECV_B", -1),
@@ -363,8 +363,8 @@ def phased(
     )
 
 
-_LINE: Final = re.compile(r"rank (\d{1,9}):(.*)", re.ASCII)
-_SHARDING: Final = re.compile(r"\d{1,9}(UNSHARD|RESHARD|REDUCE_GRAD)", re.ASCII)
+_LINE = re.compile(r"rank (\d{1,9}):(.*)", re.ASCII)
+_SHARDING = re.compile(r"\d{1,9}(UNSHARD|RESHARD|REDUCE_GRAD)", re.ASCII)
 
 
 def to_text(schedule: Schedule) -> str:
@@ -523,7 +523,7 @@ def _read_cell(cell: str, where: str) -> list[Action]:
         raise ScheduleError(f"{error} ({where})") from None
 
 
-_MOST_FORWARDS: Final = 10**8  # over all microbatches and stages, as a limit on memory
+_MOST_FORWARDS = 10**8  # over all microbatches and stages, as a limit on memory
 
 
 def check_counts(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> None:

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any
 
 from ringsim.compute_costs import check_costs
 from ringsim.errors import (
@@ -31,7 +31,7 @@ from ringsim.topologies import Topology
 from ringsim.traces.cells import name_cells
 from ringsim.traces.value import Trace
 
-_WORLD_SIZE_MAX: Final = 1_000_000
+_WORLD_SIZE_MAX = 1_000_000
 
 
 def simulate(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from ringsim.comm.checks import Attempt
 from ringsim.launch.debugging import RankDebugger
@@ -13,7 +13,7 @@ from ringsim.traces.standing import say_standing
 from ringsim.traces.units import time_text
 from ringsim.traces.value import Trace
 
-_ANY: Final = -1  # stop at the next operation of any rank
+_ANY = -1  # stop at the next operation of any rank
 
 
 class _Debugger(RankDebugger):

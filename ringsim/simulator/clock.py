@@ -22,7 +22,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
-from typing import Final
 
 from ringsim.compute_costs import stretch
 from ringsim.errors import LONGEST_S, ArgumentError, Deadlock, RingError
@@ -31,9 +30,9 @@ from ringsim.simulator.isolation import Isolated, Isolation
 from ringsim.simulator.stacks import Stack, ThreadStack
 from ringsim.traces.recorder import Recorder
 
-_MOST_POLLS: Final = 100_000
-_MOST_HALTED_POLLS: Final = 20
-_LEAST_S: Final = 1e-6  # the virtual time that one call of is_completed takes
+_MOST_POLLS = 100_000
+_MOST_HALTED_POLLS = 20
+_LEAST_S = 1e-6  # the virtual time that one call of is_completed takes
 
 
 class Ended(BaseException):

@@ -20,7 +20,7 @@ import os
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from ringsim.comm.checks import Attempt
 from ringsim.simulator.simulation import Outcome, Simulation, run_in
@@ -28,8 +28,8 @@ from ringsim.traces.cells import rename_places
 from ringsim.traces.events import ANY_SOURCE
 from ringsim.traces.value import Trace
 
-_STEP_S: Final = 1e-6  # the virtual time between two choices
-_QUESTION: Final = "is_completed"  # the race between a question and the operations of other ranks
+_STEP_S = 1e-6  # the virtual time between two choices
+_QUESTION = "is_completed"  # the race between a question and the operations of other ranks
 
 
 class _OrderedSimulation(Simulation):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 
@@ -55,7 +55,7 @@ from ringsim.traces.value import Trace
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MOST_TIMES: Final = 2_000_000  # kept for all variants together; more would not fit into a cache
+_MOST_TIMES = 2_000_000  # kept for all variants together; more would not fit into a cache
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 import torch
 
@@ -71,12 +71,12 @@ from ringsim.traces.recorder import Recorder
 from ringsim.traces.sources import attach_sources
 from ringsim.traces.value import Trace
 
-_PORT: Final = 29_500  # a ring has a port, although no process listens on this one
-_SHOWN: Final = 4  # an error shows the lines of at most this many ranks
-_MOST_REFUSALS: Final = 1000  # a rank that catches every error is ended after this many
-_COLLECT_AFTER: Final = 10_000  # new objects, most of which ranks keep on their stacks
-_NAMES: Final = {"isend": SEND_NAMES, "irecv": RECV_NAMES}
-_TICK_S: Final = 1e-9  # the unit of the times in traces
+_PORT = 29_500  # a ring has a port, although no process listens on this one
+_SHOWN = 4  # an error shows the lines of at most this many ranks
+_MOST_REFUSALS = 1000  # a rank that catches every error is ended after this many
+_COLLECT_AFTER = 10_000  # new objects, most of which ranks keep on their stacks
+_NAMES = {"isend": SEND_NAMES, "irecv": RECV_NAMES}
+_TICK_S = 1e-9  # the unit of the times in traces
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import Work
@@ -21,7 +21,7 @@ from ringsim.simulator.clock import Clock, Rank
 from ringsim.traces.events import ERROR, NONE, OK, Payload
 from ringsim.traces.recorder import Recorder
 
-NEVER: Final = math.inf
+NEVER = math.inf
 
 
 class Team(Members):

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -45,9 +45,9 @@ from ringsim.simulator.stores import let_stores_give_way
 from ringsim.simulator.work import PayloadKind, SimulatedWork, Team
 from ringsim.traces.events import DESTROYED, MADE_ANEW, NONE, OP_CODES, Payload
 
-_NEW_GROUP: Final = OP_CODES["new_group"]
-_DEFAULT: Final = "0"  # torch's name for the first group
-_BACKEND: Final = "gloo"
+_NEW_GROUP = OP_CODES["new_group"]
+_DEFAULT = "0"  # torch's name for the first group
+_BACKEND = "gloo"
 
 
 class RankWorld:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,26 +43,26 @@ from ringsim.traces.events import (
 )
 from ringsim.traces.steps import STEP
 
-FILE_NAME: Final = re.compile(r"rank-(\d{1,6})\.(?:events|names)")
-_FIRST_WINDOW: Final = 64  # the number of slots to read at first; more follow if these are full
-_WINDOW: Final = 1 << 16
+FILE_NAME = re.compile(r"rank-(\d{1,6})\.(?:events|names)")
+_FIRST_WINDOW = 64  # the number of slots to read at first; more follow if these are full
+_WINDOW = 1 << 16
 # for reading a long part completely: each window is copied about ten times
-_SMALL_WINDOW: Final = 1 << 13
+_SMALL_WINDOW = 1 << 13
 # the longest run of slots that threads may have claimed but not yet written
-_MOST_CLAIMED: Final = 32
-_GAP: Final = 64  # slots farther apart than this are read in separate calls
+_MOST_CLAIMED = 32
+_GAP = 64  # slots farther apart than this are read in separate calls
 # the table that each column refers to
-TABLE_OF: Final = {"group": "groups", "payload": "payloads", "label": "labels", "file": "files"}
-_READERS: Final[dict[str, Callable[[Any], Any]]] = {
+TABLE_OF = {"group": "groups", "payload": "payloads", "label": "labels", "file": "files"}
+_READERS: dict[str, Callable[[Any], Any]] = {
     "group": read_group,
     "payload": read_payload,
     "label": lambda entry: read_word(entry.get("name")),
     "file": lambda entry: read_word(entry.get("name")),
 }
-_SENDS: Final = np.flatnonzero(OP_KINDS == SEND)
-_SPAN: Final = OP_CODES["span"]
-_NO_RECORDS: Final[Ints] = np.zeros(0, dtype=RECORD)
-_BYTES: Final = np.dtype((np.void, RECORD.itemsize))
+_SENDS = np.flatnonzero(OP_KINDS == SEND)
+_SPAN = OP_CODES["span"]
+_NO_RECORDS: Ints = np.zeros(0, dtype=RECORD)
+_BYTES = np.dtype((np.void, RECORD.itemsize))
 
 
 class Batch(NamedTuple):

@@ -12,14 +12,14 @@ The page computes the same gaps in JavaScript (``program.js``), when it first ne
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ringsim.traces.events import MARK, NONE, SPAN, Events, Ints
 from ringsim.traces.steps import is_step
 
-_NEVER: Final = np.iinfo(np.int64).max
+_NEVER = np.iinfo(np.int64).max
 
 
 class Gaps(NamedTuple):

@@ -43,7 +43,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -69,19 +69,19 @@ from ringsim.traces.sites import CallSites
 from ringsim.traces.spans import label_in_force, stage_and_microbatch
 from ringsim.traces.store import CHUNK, RECORD_BYTES, FileStore, Full, RecordStore
 
-_WORDS: Final = RECORD_BYTES // 8
+_WORDS = RECORD_BYTES // 8
 # Type checkers know that `fields` is None for a dtype without fields.
 _PEER_AT, _STATUS_AT = (RECORD.fields[name][1] for name in ("peer", "status"))  # type: ignore[index]
-_NOT_YET: Final = b"\xff" * 16  # NONE for wait_ns and done_ns
+_NOT_YET = b"\xff" * 16  # NONE for wait_ns and done_ns
 
 # Globals, because Python copies the variables of a closure at every call.
-_frame_at: Final = sys._getframe
+_frame_at = sys._getframe
 # RECORD, with some adjacent fields joined into one
-_pack_record: Final = struct.Struct("<q16sQiiiqiiqI").pack_into
-_pack_rank: Final = struct.Struct("<i").pack_into
+_pack_record = struct.Struct("<q16sQiiiqiiqI").pack_into
+_pack_rank = struct.Struct("<i").pack_into
 
-_about: Final = stage_and_microbatch.get
-_label: Final = label_in_force.get
+_about = stage_and_microbatch.get
+_label = label_in_force.get
 
 Post = Callable[..., int | None]
 _Entry = TypeVar("_Entry")
@@ -666,7 +666,7 @@ def _measure_cost_ns() -> int:
 
 # -- operations whose peer has died
 
-LOST_PEER: Final = (
+LOST_PEER = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Connection refused",

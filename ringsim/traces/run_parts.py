@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -27,10 +27,10 @@ from ringsim.traces.events import (
 )
 from ringsim.traces.parts import FILE_NAME, TABLE_OF, PartReader
 
-_MAX_RANKS: Final = 10**6  # file names have six digits, so a larger number is a sign of damage
+_MAX_RANKS = 10**6  # file names have six digits, so a larger number is a sign of damage
 # the entries about each rank that metadata["ranks"] keeps
-_PER_RANK: Final = ("pid", "host", "num_threads", "cost_ns_per_op")
-_LIMITS: Final = {"world_size": range(1, _MAX_RANKS + 1)} | dict.fromkeys(
+_PER_RANK = ("pid", "host", "num_threads", "cost_ns_per_op")
+_LIMITS = {"world_size": range(1, _MAX_RANKS + 1)} | dict.fromkeys(
     ("start_ns", "start_unix_ns", "end_ns"), range(2**63)
 )
 

@@ -12,14 +12,14 @@ import linecache
 import os
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from ringsim.traces.events import CALLS, readable
 from ringsim.traces.sites import LIBRARIES
 from ringsim.traces.value import Trace
 
-MOST_OF_FILE: Final = 200_000
-MOST_CHARACTERS: Final = 1_000_000  # of all files together
+MOST_OF_FILE = 200_000
+MOST_CHARACTERS = 1_000_000  # of all files together
 
 
 def attach_sources(trace: Trace, cells: Mapping[str, str] | None = None) -> Trace:

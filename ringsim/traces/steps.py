@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -58,8 +58,8 @@ class _Recorded(Protocol):
     def events(self) -> Events: ...
 
 
-STEP: Final = "step "  # the prefix of the names of step spans
-KINDS: Final = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad": "W"}
+STEP = "step "  # the prefix of the names of step spans
+KINDS = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad": "W"}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 Table = Sequence[Ints]
-CAUSE: Final = 1.5  # computing longer than others counts more than waiting, which it causes
+CAUSE = 1.5  # computing longer than others counts more than waiting, which it causes
 
 
 def find_steps(events: Events, begin_ns: int) -> tuple[list[dict[str, Any]], Table, Table]:

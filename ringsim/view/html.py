@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -85,7 +85,7 @@ __all__ = [
     "write_page",
 ]
 
-PROGRAM: Final = (
+PROGRAM = (
     "columns.js",
     "program.js",
     "pyramid.js",
@@ -98,9 +98,9 @@ PROGRAM: Final = (
     "main.js",
     "live.js",
 )  # followed by page.js, widget.js or explorer.js, and by choices.js before the latter two
-MOST_RUNS: Final = 8
+MOST_RUNS = 8
 # the page includes a picture only of traces with at most this many events
-MOST_PICTURED: Final = 100_000
+MOST_PICTURED = 100_000
 
 
 def to_html(
@@ -245,9 +245,9 @@ def draw_still(trace: Trace) -> str:
 
 
 # the most distinct span names; if there are more, the numbers in the names are left out
-MOST_LABELS: Final = 4096
-_WIDTHS: Final = ("<i1", "<i2", "<i4")
-_LEVEL: Final = 6  # gzip's level; higher levels take three times as long to save one percent
+MOST_LABELS = 4096
+_WIDTHS = ("<i1", "<i2", "<i4")
+_LEVEL = 6  # gzip's level; higher levels take three times as long to save one percent
 
 
 def join(head: dict[str, Any], parts: Iterable[bytes]) -> bytes:

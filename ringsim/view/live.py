@@ -13,15 +13,15 @@ import threading
 import time
 import webbrowser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
+from typing import Any
 
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 from ringsim.view.html import pack_all, page_body, page_text
 
-_POLL_S: Final = 0.05
-_START_S: Final = 10.0  # time that a browser may take to open the page
-_GONE_S: Final = 2.0  # a page that has not asked for this long is closed
+_POLL_S = 0.05
+_START_S = 10.0  # time that a browser may take to open the page
+_GONE_S = 2.0  # a page that has not asked for this long is closed
 
 
 class LivePage(ThreadingHTTPServer):
