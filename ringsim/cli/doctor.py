@@ -422,7 +422,7 @@ def _bandwidth(backend: str, facts: BackendFacts, table: Bandwidths | None) -> s
         return measured
     if backend == "nccl" and not facts.gpus:
         # on use: it loads Matplotlib, which most commands do not need
-        from ringsim.plot.charts import FIGURES
+        from ringsim.plot.published import FIGURES
 
         rates = [
             figure.bandwidth_gb_per_s for figure in FIGURES if figure.bandwidth_gb_per_s is not None

@@ -19,8 +19,6 @@ from ringsim.comm.torch_private import list_groups, rename_groups_of
 from ringsim.errors import RingError
 from ringsim.state import change_state, get_state
 
-__all__ = ["check_group", "end_groups"]
-
 _ENDED = "ended when an earlier call of the session failed. Make it again:"
 
 

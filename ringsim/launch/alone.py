@@ -28,8 +28,6 @@ from ringsim.launch.output import RankOutput
 from ringsim.launch.ranks import RankSet, get_launcher
 from ringsim.launch.results import read_result
 
-__all__ = ["run_alone"]
-
 _POLL_S = 0.05
 _HAND_OVER_S = 2.0  # for the partial result of an interrupted process
 

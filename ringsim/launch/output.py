@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from ringsim.launch.job import RankConfig
 
-__all__ = ["RankOutput"]
-
 
 class RankOutput:
     """The output of one rank, read from its file.

@@ -15,8 +15,6 @@ from typing import Any, NoReturn
 from ringsim.launch.job import INTERRUPT, Job, RankConfig
 from ringsim.launch.results import write_result
 
-__all__ = ["Process", "become", "park", "preload"]
-
 _LINE_BYTES = 65_536  # a pipe holds no more
 _EXPECTED = "ringsim.simulator.simulation:simulate_here"  # most calls are of this function
 

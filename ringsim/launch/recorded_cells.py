@@ -25,8 +25,6 @@ from ringsim import errors
 from ringsim.traces.files import load
 from ringsim.traces.value import Trace
 
-__all__ = ["is_replaying", "name_run", "refuse", "replay", "write_run"]
-
 _NOTE = "recorded on the named machine: RINGSIM_REPLAY is set, so nothing runs here."
 
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from ringsim.ring.packing import Pickler
 
-__all__ = ["describe_unpicklable", "read_result", "write_result"]
-
 _ALIGN = 64
 _LARGE_BYTES = 1 << 16
 

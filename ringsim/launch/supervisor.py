@@ -51,8 +51,6 @@ from ringsim.traces.cells import name_cells
 from ringsim.traces.events import ERROR
 from ringsim.traces.parts import PartReader
 
-__all__ = ["Followed", "RunOptions", "Supervisor"]
-
 _POLL_S = 0.05
 _LOST_S = 5.0  # a fork server reports within milliseconds that a rank has died
 

@@ -25,8 +25,6 @@ from ringsim.state import OUR_THREADS
 from ringsim.traces.frames import current_frames
 from ringsim.traces.sites import CallSites
 
-__all__ = ["Place", "Threads", "find_place", "list_threads", "waits_without_end"]
-
 Place = tuple[str, int]  # a file and a line in it
 
 _TQDM = "/tqdm/_monitor.py"  # wakes every 10 s, and never communicates

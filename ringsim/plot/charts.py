@@ -26,7 +26,7 @@ from matplotlib.ticker import (
 
 from ringsim.link import Link
 from ringsim.plot import sheet, style
-from ringsim.plot.published import FIGURES, LINE_RATES
+from ringsim.plot.published import FIGURES
 from ringsim.plot.sheet import Picture
 from ringsim.provenance import footer
 from ringsim.schedules.generation import steady_use
@@ -39,14 +39,6 @@ from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-__all__ = [
-    "FIGURES",
-    "LINE_RATES",
-    "MeasuredUse",
-    "plot_bandwidth",
-    "plot_inner_iterations",
-]
 
 SIZE_INCHES = (6.6, 3.6)  # the size of the upper panel
 STRIP_INCHES = 1.2  # the height of the upper panel of a compact chart

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from ringsim.prediction.comparison import Comparison
 
-__all__ = ["overlay_images", "plot_overlay"]
-
 ROW_INCHES = 0.66
 LOWER = 0.37  # the height of the lower lane
 MEASURED_LANE, PREDICTED_LANE = 0, 3

@@ -61,8 +61,6 @@ from ringsim.traces.value import Trace
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_schedule"]
-
 ACTION_LOOKS = {
     LOOKS[name].short: Look.of(name, edge=0.0)
     for name in ("forward", "backward", "input_grad", "weight_grad")

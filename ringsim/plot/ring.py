@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from ringsim.traces.value import Trace
 
-__all__ = ["plot_ring"]
-
 MOST_NODES = 16
 SIZE_INCHES = (7.2, 6.2)
 # with more nodes, a label has no room for the group's name and both directions

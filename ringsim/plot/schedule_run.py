@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
     from ringsim.simulator.schedules import ScheduleRun
 
-__all__ = ["plot_schedule_run", "schedule_run_images"]
-
 MOST_BOXES = 20_000  # schedules with more computations are drawn as a map
 MOST_ROWS = 64  # schedules with more ranks are drawn as a map
 MAP_INCHES = (9.6, 4.6)

@@ -43,8 +43,6 @@ from ringsim.traces.units import count
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_schedules"]
-
 ROW_INCHES = 0.38
 HEADING_INCHES = 0.45
 MOST_INCHES = 9.0

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-__all__ = ["figure_png", "figure_svg", "save_figure"]
-
 GROUND = LOOKS["ground"].light
 INK = LOOKS["ink"].light
 MUTED = LOOKS["muted"].light

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
     from ringsim.traces.value import Trace
 
-__all__ = ["plot_timeline", "timeline_picture", "trace_images"]
-
 MOST_STRIPES = 64  # with more rows, there are no stripes behind them
 MOST_MARK_NAMES = 100
 MARK_NAME_SIZE = 7.5  # points

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from ringsim.traces.value import Trace
 
-__all__ = ["plot_waitfor", "waitfor_images"]
-
 MOST_RANKS = 12  # the most nodes; of more ranks, the most important are drawn
 MOST_LABELS = 8
 MOST_TIMELINE_RANKS = 64

@@ -19,8 +19,6 @@ from ringsim.view.html import draw_still, encode, join, pack, page_body, precede
 if TYPE_CHECKING:
     from os import PathLike
 
-__all__ = ["Choice", "Explorer", "Frame", "say_stuck"]
-
 
 class Choice(NamedTuple):
     """One choice in an explorer, shown as a slider and a field for numbers or a list for names.

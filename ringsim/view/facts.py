@@ -20,16 +20,6 @@ from ringsim.traces.program import find_gaps, find_program
 from ringsim.traces.steps import list_live, read_actions, split_steps, split_where
 from ringsim.traces.value import Trace
 
-__all__ = [
-    "Table",
-    "find_extents",
-    "find_lags",
-    "find_oddness",
-    "find_path",
-    "find_stages",
-    "find_steps",
-]
-
 Table = Sequence[Ints]
 CAUSE = 1.5  # computing longer than others counts more than waiting, which it causes
 

@@ -66,25 +66,6 @@ if TYPE_CHECKING:
 
     from ringsim.traces.findings import Finding, Operation
 
-__all__ = [
-    "PROGRAM",
-    "align",
-    "check_runs",
-    "draw_still",
-    "encode",
-    "find",
-    "find_begin_ns",
-    "join",
-    "pack",
-    "pack_all",
-    "page_body",
-    "page_text",
-    "part",
-    "precede",
-    "to_html",
-    "write_page",
-]
-
 PROGRAM = (
     "columns.js",
     "program.js",

@@ -33,8 +33,6 @@ from ringsim.view.html import (
     part,
 )
 
-__all__ = ["View", "view"]
-
 _STYLE = (
     ".ringsim { min-height: 560px; border: 1px solid var(--line); }"
     ".ringsim .side > canvas { width: min(100%, 220px); }"
