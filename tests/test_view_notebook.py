@@ -278,6 +278,43 @@ def test_in_jupyterlab_the_view_moves_and_python_knows(lab: tuple[str, Path], pa
     assert page.locator(".ringsim").count() == 0
 
 
+@pytest.mark.distributed
+def test_in_jupyterlab_ranks_stay_from_cell_to_cell(lab: tuple[str, Path], page: Any) -> None:
+    url, folder = lab
+    sources = [
+        "%load_ext ringsim",
+        "%%ring -n 2 --keep\nx = 40 + ring.rank",
+        "%%ring --keep\nprint('x is', x)",
+        "%%ring --keep\nimport time\nprint('started')\ntime.sleep(1000)",
+        "%ring pull x",
+        "ranks[1].",
+    ]
+    kept = notebook(0)
+    kept.cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    nbformat.write(kept, folder / "kept.ipynb")
+    page.goto(f"{url}/lab/tree/kept.ipynb?reset")
+    page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
+    cell = page.locator(".jp-Notebook .jp-CodeCell")
+    run_cell(page, 0, ".jp-InputPrompt:has-text('[1]')")
+    run_cell(page, 1, "img")  # the trace
+    run_cell(page, 2, ".jp-OutputArea-output:has-text('[rank 1] x is 41')")
+    run_cell(page, 3, ".jp-OutputArea-output:has-text('[rank 1] started')")
+    page.get_by_title("Interrupt the kernel").click()
+    error = "Interrupted: the run was interrupted"
+    cell.nth(3).locator(f".jp-OutputArea-output:has-text('{error}')").wait_for()
+    run_cell(page, 4, ".jp-OutputArea-output:has-text('[40, 41]')")
+    cell.nth(5).locator(".cm-content").click()
+    page.keyboard.press("End")
+
+    # JupyterLab drops answers that come late, such as the first
+    def is_completed() -> bool:
+        page.keyboard.press("Tab")
+        page.wait_for_timeout(1000)
+        return bool(page.locator(".jp-Completer-item:has-text('x')").count())
+
+    until(is_completed)
+
+
 LIVE = """import pathlib, time
 import torch.distributed as dist
 import ringsim
