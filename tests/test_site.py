@@ -63,6 +63,11 @@ SHOWN = {  # by page: patterns that its cells must print
         r"Trace of 4 ranks \(measured, ",
         r"12 \[\]",
     ],
+    "docs/how-to/session": [
+        r"from outside",
+        r"ValueError: no such layer",
+        r"\[0\.\d+, 0\.\d+\]",
+    ],
     "docs/how-to/simulate": [
         r"Trace of 1,000 ranks \(simulated, ",
         r"1f1b, 64 ranks, 8 microbatches: \d",

@@ -72,9 +72,8 @@ class View {
   /** Returns names by key, for everything that is drawn in the runs. */
   drawnNames() {
     const { timeline, runs } = this, names = new Map(STATE_KEYS.map((key) => [key, new Set()]));
-    const add = (state, name) => names.get(STATE_KEYS[state]).add(name);
     for (const run of runs) {
-      for (const [state, name] of run.drawnNames()) add(state, name);
+      for (const [state, name] of run.drawnNames()) names.get(STATE_KEYS[state]).add(name);
     }
     const flags = runs.flatMap((run) => run.flags.filter(({ event }) => event >= 0));
     const lags = timeline.lags.flatMap(([, late]) => [...late]);
