@@ -244,3 +244,9 @@ def _cell_lines() -> dict[str, list[str]]:
             break
         lines[name] = list(entry[2])
     return lines
+
+
+def show_lines(cells: dict[str, list[str]]) -> None:
+    """Makes the source lines of code outside files known to tracebacks."""
+    for name, lines in cells.items():
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)

@@ -23,7 +23,6 @@ import contextlib
 import faulthandler
 import functools
 import io
-import linecache
 import os
 import pickle
 import queue
@@ -65,7 +64,7 @@ from ringsim.diagnose.failure import (
 from ringsim.errors import RingError
 from ringsim.faults import jitter_of, slowed_by
 from ringsim.launch import process, worlds
-from ringsim.launch.job import ALONE, Job, RankConfig, configure_loggers
+from ringsim.launch.job import ALONE, Job, RankConfig, configure_loggers, show_lines
 from ringsim.launch.namespace import Namespace
 from ringsim.launch.protocol import ASK, DO, IDLE, JOIN, OVER, STOP, WAKE, WAKE_S, WHERE, answer
 from ringsim.launch.results import describe_unpicklable, write_result
@@ -462,12 +461,6 @@ def _enter(job: Job, variables: dict[str, str]) -> None:
         sys.path[:] = [job.cwd if job.module else os.path.dirname(job.script), *job.path]
     sys.argv[:] = job.argv
     configure_loggers(job.loggers)
-
-
-def show_lines(cells: dict[str, list[str]]) -> None:
-    """Makes the source lines of code outside files known to tracebacks."""
-    for name, lines in cells.items():
-        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
 
 
 def _start_computing(job: Job, config: RankConfig) -> None:

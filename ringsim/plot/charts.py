@@ -126,8 +126,8 @@ def _draw_table(table: Bandwidths, ax: Axes, *, published: bool) -> None:
         points = {figure.link: figure.source for figure in FIGURES if figure.latency_us is not None}
         cited = "; ".join(f"{link} ({source})" for link, source in points.items())
         notes.append(f"Published times: {cited}.")
-        published_by = "NCCL, published elsewhere (not measured here)"
-        style.entry(ax, published_by, linewidth=1.2, **PUBLISHED_LOOK)
+        words = "NCCL, published elsewhere (not measured here)"
+        style.entry(ax, words, linewidth=1.2, **PUBLISHED_LOOK)
     _write_labels(ax, labels)
     ax.set_ylabel("bandwidth, GB/s (algbw = busbw)" if of_messages else "bus bandwidth, GB/s")
     notes += [*_circumstances(table.metadata), *map(str, table.metadata.get("notes", ()))]
@@ -171,8 +171,8 @@ def _draw_messages(
             np.quantile((found.gb_per_s[some], found.time_us[some]), share, axis=1)
             for share in (0.1, 0.5, 0.9)
         )
-        line: Any = {"color": colour, "linewidth": 1.6, "zorder": 5, "gid": f"{gid} p10-p90"}
-        panels.plot([size, size], *zip(low, high, strict=True), **line)
+        ends = zip(low, high, strict=True)
+        panels.plot([size, size], *ends, color=colour, lw=1.6, zorder=5, gid=f"{gid} p10-p90")
         label = f"over {MOST_DOTS} messages of one size, {words}: median, p10 to p90"
         panels.plot(size, *middle, label=label, gid=f"{gid} median", **look)
 
@@ -417,13 +417,14 @@ def _draw_curves(
             look = pen(curve.backend)
             for part in curve.parts:
                 marker = "." if part.stop - part.start == 1 else ""
-                line: Any = {
-                    "color": look.light,
-                    "linestyle": _CEILING_LINES[curve.backend],
-                    "linewidth": 1.5,
-                }
-                line |= {"marker": marker, "gid": f"ceiling {curve.backend}"}
-                panels.plot(*curve.points(part), **line)
+                panels.plot(
+                    *curve.points(part),
+                    color=look.light,
+                    linestyle=_CEILING_LINES[curve.backend],
+                    linewidth=1.5,
+                    marker=marker,
+                    gid=f"ceiling {curve.backend}",
+                )
             labels.append((curve.gb_per_s[-1], look.name, look.light))
     groups = _group(curves)
     for (backend, pattern, kind), edges in groups.items():
@@ -454,8 +455,8 @@ def _explain(ax: Axes, groups: Groups) -> None:
         marker = MARKERS.get(pattern, OTHER_MARKER)
         style.entry(ax, f"{pattern}: median", color=colour, marker=marker, markersize=5)
     if any(len(edges) == 1 for edges in groups.values()):
-        band: Any = {"linewidth": 8, "solid_capstyle": "butt"}
-        style.entry(ax, "p10 to p90", color=style.fade(colour, 0.78), **band)
+        pale = style.fade(colour, 0.78)
+        style.entry(ax, "p10 to p90", color=pale, linewidth=8, solid_capstyle="butt")
     style.entry(ax, "fit: time = alpha + beta · size", linestyle=FIT_LINE, linewidth=1.1)
 
 
@@ -614,7 +615,6 @@ def _add_panels(ax: Axes, sizes: Any) -> _Panels:
         panel.set_xscale("log", base=2)
         panel.set(ylabel=label, yscale="log")
         panel.grid(color=style.FAINT, linewidth=0.6)
-        panel.set_axisbelow(True)
         panel.xaxis.set_major_locator(LogLocator(base=2, numticks=most))
         panel.xaxis.set_major_formatter(lambda value, _: bytes_text(value))
         panel.yaxis.set_major_locator(LogLocator(base=10, numticks=7))
@@ -852,8 +852,7 @@ def _draw_use(
     )
     ax.xaxis.set_major_locator(MultipleLocator(1 if num_stages <= 12 else num_stages // 6))
     ax.yaxis.set_major_formatter(PercentFormatter(1.0))
-    ax.grid(axis="y", color=style.GRID, linewidth=0.8)
-    ax.set_axisbelow(True)
+    ax.grid(axis="y", color=style.GRID)
     style.dress(
         ax,
         f"With {num_stages} stages, {num_stages} batches in flight keep all of them busy",

@@ -44,9 +44,18 @@ def draw_matrix(traffic: Traffic, ax: Axes) -> list[str]:
         notes.append("Purple lines separate hosts.")
     unused = [ends for name, ends in traffic.ring.items() if name not in traffic.used]
     if unused and ranks <= MOST_OUTLINES:
-        dashed: Any = {"edgecolor": style.MUTED, "linestyle": (0, (2, 2)), "linewidth": 0.8}
         for pred, succ in unused:
-            ax.add_patch(Rectangle((succ - 0.5, pred - 0.5), 1, 1, fill=False, **dashed))
+            ax.add_patch(
+                Rectangle(
+                    (succ - 0.5, pred - 0.5),
+                    1,
+                    1,
+                    fill=False,
+                    ec=style.MUTED,
+                    ls=(0, (2, 2)),
+                    lw=0.8,
+                )
+            )
         notes.append("Dashed cells are pair groups that were created but not used.")
     elif unused:
         notes.append(

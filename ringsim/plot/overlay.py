@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 ROW_INCHES = 0.66
 LOWER = 0.37  # the height of the lower lane
 MEASURED_LANE, PREDICTED_LANE = 0, 3
-DASHES: tuple[Any, ...] = ((0, ()), (0, (4, 2)))  # for the lines at the ends of the runs
 MEASURED_LOOK = Look.of("measured")
 # The bounds between the looks, as shares of the step. An end that is off by up to 1 % is on time.
 BOUNDS = (-0.05, -0.01, 0.01, 0.05)
@@ -133,9 +132,16 @@ def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
     off = np.searchsorted(BOUNDS, comparison.lag_s[chosen] / lengths_s[0])
     looks = dict(enumerate(LATENESS_LOOKS))
     rows.draw_each(looks, "predicted", off, virtual.events.rank[index], PREDICTED_LANE, *times)
-    for length_s, dash, name in zip(lengths_s, DASHES, comparison.names, strict=True):
-        line: dict[str, Any] = {"color": style.INK, "linewidth": 1.2, "linestyle": dash}
-        ax.axvline(length_s * 1e9 / unit_ns, zorder=8, label=f"end, {name}", **line)
+    dashes: Any = "solid", (0, (4, 2))
+    for length_s, dash, name in zip(lengths_s, dashes, comparison.names, strict=True):
+        ax.axvline(
+            length_s * 1e9 / unit_ns,
+            color=style.INK,
+            linewidth=1.2,
+            linestyle=dash,
+            zorder=8,
+            label=f"end, {name}",
+        )
     words = _words(comparison, step, steps)
     style.dress(ax, *words, _notes(comparison), metadata=real.metadata)
 

@@ -14,8 +14,8 @@ the closed form.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Unpack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import matplotlib as mpl
 import numpy as np
@@ -97,8 +97,7 @@ CURVE_NAME_POINTS = 10.5  # the height of a name next to the curves
 PALEST_CURVE = 0.6
 
 
-@dataclass(frozen=True)
-class StepPicture:
+class StepPicture(NamedTuple):
     """The content of a picture of one step.
 
     The computations are in ``unit`` and start at 0. ``time`` labels the time axis, ``about`` is
@@ -216,8 +215,13 @@ def _words(picture: StepPicture, bubble: Bubble) -> tuple[str, str, list[str]]:
 
 def title_step(schedule: str, ranks: int, microbatches: int, bubble: float) -> str:
     """Returns the title of a step."""
-    size = f"{count(ranks, 'rank')}, {count(microbatches, 'microbatch')}"
+    size = size_step(ranks, microbatches)
     return f"{name_schedule(schedule)}, {size}: bubble {percent(bubble)}"
+
+
+def size_step(ranks: int, microbatches: int) -> str:
+    """Returns the number of ranks and microbatches in words."""
+    return f"{count(ranks, 'rank')}, {count(microbatches, 'microbatch')}"
 
 
 def name_schedule(name: str) -> str:
@@ -332,9 +336,8 @@ def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
     The caller sets up the time axis.
     """
     peaks = measure_peaks(actions)
-    chosen = np.unique(
-        np.linspace(0, len(peaks.ranks) - 1, min(MOST_CURVES, len(peaks.ranks))).round().astype(int)
-    ).tolist()
+    last = len(peaks.ranks) - 1
+    chosen = np.linspace(0, last, min(MOST_CURVES, last + 1)).round().astype(int).tolist()
     bounds = peaks.bounds or ()
     end = actions.end.max()
     for number, place in enumerate(chosen):
@@ -352,13 +355,12 @@ def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
         name = f"rank {rank}: {peak}" + (f" of {bounds[place]}" if bounds else "")
         below = -CURVE_NAME_POINTS * (number + 1)
         style.write_beside(ax, name, (1, 1), (5, below), fontsize=8.5)
-    for bound in sorted({bounds[place] for place in chosen} if bounds else ()):
+    for bound in sorted({bounds[place] for place in chosen if bounds}):
         ax.axhline(bound, color=style.INK, zorder=2, ls=(0, (4, 3)), linewidth=0.9, gid="bound")
     ax.set_ylim(0, max(*peaks.peaks, *bounds, 1) * 1.12)
     ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     ax.set_ylabel("live activations", fontsize=9)
-    ax.grid(axis="x", color=style.GRID, linewidth=0.8)
-    ax.set_axisbelow(True)
+    ax.grid(axis="x", color=style.GRID)
 
 
 # -- recorded steps, and schedules

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from importlib.resources import files
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class PublishedFigure:
+class PublishedFigure(NamedTuple):
     """A published number.
 
     The number is either the time for a message of one size, or the one-way bandwidth (10**9
@@ -26,8 +25,7 @@ class PublishedFigure:
     remark: str = ""
 
 
-@dataclass(frozen=True)
-class LineRate:
+class LineRate(NamedTuple):
     """The specified capacity of a link, both in one direction and in both directions together.
 
     No program reaches this limit.

@@ -144,8 +144,10 @@ def _draw_circle(traffic: Traffic, ax: Axes) -> list[str]:
         raised = 0.05 if below and fits else 0.0
         draw_node(ax, rank, (x, y), radius, size, raised=raised, fc=style.GROUND, linewidth=1.6)
         if raised:
-            look: Any = {"ha": "center", "va": "center", "color": style.MUTED, "zorder": 7}
-            ax.text(x, y - 0.1, below, fontsize=style.letters(PID_SIZE), **look)
+            small = style.letters(PID_SIZE)
+            ax.text(
+                x, y - 0.1, below, ha="center", va="center", size=small, color=style.MUTED, zorder=7
+            )
     return notes
 
 
@@ -170,8 +172,17 @@ def draw_node(
     """Draws a circle with a rank's number, which is ``raised`` above the middle."""
     look = {"edgecolor": style.INK, "zorder": 6, "gid": f"rank-{rank}"} | look
     ax.add_patch(Circle(at, radius, **look))
-    words: Any = {"ha": "center", "va": "center", "weight": "bold", "zorder": 7}
-    ax.text(at[0], at[1] + raised, str(rank), fontsize=size, color=ink, **words)
+    ax.text(
+        at[0],
+        at[1] + raised,
+        str(rank),
+        ha="center",
+        va="center",
+        weight="bold",
+        fontsize=size,
+        color=ink,
+        zorder=7,
+    )
 
 
 def _draw_groups(traffic: Traffic, ax: Axes, radius: float) -> None:
@@ -286,8 +297,7 @@ def _draw_arrow(
 ) -> None:
     """Draws an arrow, with a texture along the middle if there is room."""
     outline = arrow(path, width, head=0.085)
-    look: Any = {"edgecolor": "none", "zorder": zorder, "gid": gid, "label": label}
-    ax.add_patch(Polygon(outline, facecolor=colour, **look))
+    ax.add_patch(Polygon(outline, fc=colour, ec="none", zorder=zorder, gid=gid, label=label))
     if texture is not None and width > 2.5 * THINNEST:
         inner = path[np.hypot(*(path - path[-1]).T) > 0.12]
         ax.plot(*inner.T, color=style.GROUND, linewidth=1.2, linestyle=texture, zorder=zorder + 0.5)
@@ -301,8 +311,8 @@ def _write(
     x, y = at + (distance + 0.03) * np.array([way_x, way_y])
     side = "left" if way_x > 0.1 else "right" if way_x < -0.1 else "center"
     height = "bottom" if way_y > 0.3 else "top" if way_y < -0.3 else "center"
-    look: Any = {"ha": side, "va": height, "linespacing": 1.2, "zorder": 8}
-    ax.text(x, y, text, fontsize=style.letters(points), color=colour, **look)
+    size = style.letters(points)
+    ax.text(x, y, text, ha=side, va=height, size=size, color=colour, linespacing=1.2, zorder=8)
 
 
 def _amount(edges: list[TrafficEdge]) -> str:

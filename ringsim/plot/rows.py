@@ -162,8 +162,8 @@ class RankRows:
         wide = end - start >= LEAST_TEXTURED * (right - left)
         wide &= points >= LEAST_TEXTURED_POINTS
         zorder = look.zorder if zorder is None else zorder
-        more = {"facecolors": look.colour, "zorder": zorder, "gid": gid}
-        more["label"] = style.name_look(look.name)
+        name = style.name_look(look.name)
+        more = {"facecolors": look.colour, "zorder": zorder, "gid": gid, "label": name}
         # Boxes only a pixel high are not smoothed, because soft edges would blur the rows.
         plain = {"linewidths": 0, "antialiaseds": points[~wide] >= 1, **more}
         textured = {"edgecolors": look.ink, "hatch": look.hatch or None, "linewidths": look.edge}
@@ -278,8 +278,7 @@ def lay_rows(
     ax.set_yticks([*shown], [style.shorten(name, MOST_NAME_LETTERS) for name in shown.values()])
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
-    ax.grid(axis="x", color=style.GRID, linewidth=0.8)
-    ax.set_axisbelow(True)
+    ax.grid(axis="x", color=style.GRID)
     label_time(ax, time, unit)
     return RankRows(ax, lanes, 1.016 * length / width, height / (len(names) + above / row), ranks)
 
@@ -295,8 +294,7 @@ def label_time(ax: Axes, time: str, unit: str) -> None:
         ax.xaxis.label.set_visible(False)
         size = style.letters(1)
         gap = -size * 0.6 - ax.xaxis.get_tick_padding()
-        place = (0, 0), (-GAP_POINTS, gap)
-        style.write_beside(ax, unit, *place, ha="right", va="center", fontsize=size)
+        style.write_beside(ax, unit, (0, 0), (-GAP_POINTS, gap), ha="right", va="center", size=size)
 
 
 def strip_inches(rows: int) -> float:

@@ -220,16 +220,18 @@ def draw_path(
     lines = np.stack([start, source + at, end, np.where(stays, source, rank) + at], axis=-1)
     lines = lines.reshape(-1, 2, 2)
     reasons = np.array([PROGRAM if hop.reason == START else hop.reason for hop in hops])
-    wide: Any = {"colors": style.GROUND, "linewidths": width * (1 + 2 * HALO)}
-    wide |= {"zorder": 7.9, "capstyle": "round", "gid": "critical-path-halo"}
-    ax.add_collection(LineCollection(list(lines), **wide), autolim=False)
+    halo = LineCollection(
+        list(lines), colors=style.GROUND, linewidths=width * (1 + 2 * HALO), zorder=7.9,
+        capstyle="round", gid="critical-path-halo",
+    )  # fmt: skip
+    ax.add_collection(halo, autolim=False)
     for reason, dashes in PATH_DASHES.items():
         some = reasons == reason
         if some.any():
             times = "" if style.is_compact() else f", {np.count_nonzero(some):,} times"
             drawn = LineCollection(
                 list(lines[some]), linewidths=width, color=PATH_COLOUR, linestyle=dashes, zorder=8,
-                capstyle="butt", gid=f"critical-path-{reason.replace(' ', '-')}",
+                gid=f"critical-path-{reason.replace(' ', '-')}",
                 label=f"critical path: {reason}{times}",
             )  # fmt: skip
             ax.add_collection(drawn, autolim=False)

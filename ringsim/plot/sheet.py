@@ -125,8 +125,9 @@ def _lay_out(
                 for picture in pictures
             ],
         )
-        missing = size[0] - figure.get_figwidth(), (size[1] or 0) - figure.get_figheight()
-        if abs(missing[0]) < CLOSE_INCHES > abs(missing[1]) * (size[1] is not None):
+        wanted = size[0], size[1] or figure.get_figheight()
+        missing = np.subtract(wanted, figure.get_size_inches())
+        if abs(missing).max() < CLOSE_INCHES:
             break
         across = max(across + missing[0] / wide, LEAST_INCHES / wide)
         # Parts below a picture grow with the picture, so half of the missing height is enough.

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from ringsim.errors import ArgumentError
 from ringsim.plot import sheet, style
@@ -26,6 +26,7 @@ from ringsim.plot.pipeline_step import (
     divide_step,
     draw_actions,
     name_schedule,
+    size_step,
 )
 from ringsim.plot.rows import WIDTH_INCHES, lay_rows, strip_inches
 from ringsim.plot.schedule_run import describe_constants, describe_length, find_unit, list_actions
@@ -99,8 +100,7 @@ def plot_schedules(
     runs = []
     for each in (schedule, *others):
         if isinstance(each, str):
-            given: Any = num_ranks, num_microbatches  # make_schedule refuses missing counts
-            each = make_schedule(each, *given)
+            each = make_schedule(each, num_ranks, num_microbatches)  # type: ignore[arg-type]
         if isinstance(each, Schedule):
             shared = _share(costs or Costs(), each.num_ranks / each.num_stages)
             each = simulate_schedule(each, shared, semantics=semantics)
@@ -158,9 +158,9 @@ def _draw(runs: Sequence[ScheduleRun], ax: Axes) -> None:
         own = float(run.makespan) / unit
         ax.vlines(own, top, bottom, colors=style.INK, linewidths=1.2, zorder=8, gid="end")
         if own != end:
-            arrow: Any = {"arrowstyle": "<->", "shrinkA": 0, "shrinkB": 0, "color": style.INK}
+            ends = {"arrowstyle": "<->", "shrinkA": 0, "shrinkB": 0, "color": style.INK}
             y = bottom - 0.08
-            ax.annotate("", (own, y), (end, y), arrowprops=arrow, zorder=9, gid="difference")
+            ax.annotate("", (own, y), (end, y), arrowprops=ends, zorder=9, gid="difference")
         rows = replace(rows, first=rows.first + run.num_ranks + gap)
     label = f"end of {name_schedule(runs[0].name)}"
     ax.axvline(end, color=style.MUTED, zorder=7, linewidth=1.0, linestyle=(0, (3, 2)), label=label)
@@ -190,10 +190,7 @@ def _words(runs: Sequence[ScheduleRun]) -> tuple[str, str, list[str]]:
     title = ", ".join(f"{name_schedule(run.name)} {describe_length(run)}" for run in runs)
     if len(runs) == 2:
         title += f": {_compare(runs[1], runs[0])}"
-    sizes = [
-        f"{count(run.num_ranks, 'rank')}, {count(run.num_microbatches, 'microbatch')}"
-        for run in runs
-    ]
+    sizes = [size_step(run.num_ranks, run.num_microbatches) for run in runs]
     constants = [describe_constants(run) for run in runs]
     if len(set(constants)) > 1:
         constants = [

@@ -30,12 +30,12 @@ from matplotlib.colors import rgb_to_hsv, to_hex, to_rgb, to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.text import Text
+from matplotlib.text import Annotation, Text
 from matplotlib.transforms import ScaledTranslation
 
 from ringsim.errors import ArgumentError, say
 from ringsim.provenance import describe_replay, footer
-from ringsim.traces.looks import LOOKS, Meaning, contrast, read_table, readable_ink
+from ringsim.traces.looks import LOOKS, contrast, read_table, readable_ink
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -47,9 +47,9 @@ MUTED = LOOKS["muted"].light
 GRID = LOOKS["grid"].light
 FAINT = LOOKS["line"].light
 _DARK = {
-    look.light: look.dark
+    LOOKS[name].light: LOOKS[name].dark
     for family, looks in read_table().items()
-    for look in (Meaning(**one) for one in looks.values())
+    for name in looks
     if family not in ("paper", "verdict")
 }
 _SHORT = {look.name: look.short for look in LOOKS.values() if len(look.short) > 1}
@@ -197,7 +197,9 @@ def tint(part: Figure | Axes, theme: str | None) -> None:
     def turn(colours: Any) -> Any:
         return _turn(to_rgba_array(colours), to_rgb(ground), to_rgb(ink), dark)
 
-    for artist in part.findobj(lambda one: isinstance(one, (Patch, Collection, Line2D, Text))):
+    artists = part.findobj(lambda one: isinstance(one, (Patch, Collection, Line2D, Text)))
+    artists += filter(None, (note.arrow_patch for note in part.findobj(Annotation)))
+    for artist in artists:
         patch = artist.get_bbox_patch() if isinstance(artist, Text) else None
         tinted: Any = patch or artist  # the ink of a text on a bar depends on the bar
         looks = {name: plt.getp(tinted, name) for name in COLOURS if hasattr(tinted, f"get_{name}")}
@@ -316,8 +318,9 @@ def write_beside(
 
     ``where`` is the coordinate system of the position.
     """
-    look |= {"xycoords": where, "textcoords": "offset points", "annotation_clip": False}
-    return ax.annotate(text, at, offset, **look)
+    return ax.annotate(
+        text, at, offset, where, textcoords="offset points", annotation_clip=False, **look
+    )
 
 
 def dress(
@@ -473,7 +476,8 @@ def _face(handle: Any) -> str:
 
 def _describe_entry(handle: Any) -> str:
     """Describes a legend entry in words, with the hue, which is the same in both themes."""
-    hue, saturation, _ = rgb_to_hsv(to_rgb(_face(handle) or handle.get_color()))
+    colour = handle.get_color() if hasattr(handle, "get_color") else handle.get_facecolor()
+    hue, saturation, _ = rgb_to_hsv(to_rgb(colour))
     hatch = isinstance(handle, Patch) and handle.get_hatch()
     looks = [_HUES[round(hue * 12) % 12]] if saturation > 0.25 else []
     looks += [f"hatched {hatch[0]}"] if hatch else []

@@ -191,7 +191,7 @@ def _draw(trace: Trace, ax: Axes) -> None:
         notes.append(
             f"Arrows show {arrows:,} of {count(arrived, 'message')}, spread evenly over time."
         )
-    _explain(rows.ax, trace, bars, arrows)
+    _explain(rows.ax, trace, bars)
     if trace.recorded is not None and rows.ranks == 1:
         draw_recorded(rows, trace.recorded, axis)
     style.dress(ax, *_message(trace, bars), notes, metadata=trace.metadata)
@@ -337,8 +337,7 @@ def _draw_marks(rows: RankRows, trace: Trace, axis: TimeAxis) -> None:
     x, row = axis.at(events.post_ns[marks]), events.rank[marks] // rows.ranks
     top, bottom = rows.lanes.marks
     ax.vlines(x, row + top, row + bottom, colors=style.INK, linewidths=1.2, zorder=5, gid="marks")
-    look: Any = {"marker": "v", "c": style.INK, "linewidths": 0, "label": "mark"}
-    ax.scatter(x, row + bottom, s=12, zorder=5, **look)
+    ax.scatter(x, row + bottom, s=12, marker="v", c=style.INK, linewidths=0, zorder=5, label="mark")
     size = min(MARK_NAME_SIZE, (bottom - top) * rows.points * 0.95)
     if size < LEAST_SIZE:
         return
@@ -376,14 +375,17 @@ def _draw_arrows(rows: RankRows, trace: Trace, send_lane: int, axis: TimeAxis) -
     to_x, to_y = axis.at(events.done_ns[messages.recv[chosen]]), rows.middle(dst, send_lane + 1)
     # arrows across many rows are paler
     far, across = abs(dst // rows.ranks - src // rows.ranks) > 1, trace.crosses(src, dst)
+    words = "message" if style.is_compact() else "send posted → recv done"
     looks = (
-        (far & ~across, style.fade(style.INK, 0.5), 4.0, "arrows-far"),
-        (across, LOOKS["across"].light, 4.4, "arrows-across"),
-        (~far & ~across, style.INK, 4.5, "arrows"),
+        (~far & ~across, style.INK, 4.5, "arrows", words),
+        (far & ~across, style.fade(style.INK, 0.5), 4.0, "arrows-far", words),
+        (across, LOOKS["across"].light, 4.4, "arrows-across", "from host to host"),
     )
     head = COMPACT_HEAD_POINTS if style.is_compact() else HEAD_POINTS
-    for some, colour, zorder, gid in looks:
+    for some, colour, zorder, gid, label in looks:
         if some.any():
+            line: Any = {"linewidth": 1, "marker": ">", "markersize": 5, "markevery": [1]}
+            style.entry(rows.ax, label, color=colour, **line)
             rows.ax.quiver(
                 x[some], y[some], (to_x - x)[some], (to_y - y)[some], angles="xy", scale_units="xy",
                 scale=1, units="inches",
@@ -393,16 +395,11 @@ def _draw_arrows(rows: RankRows, trace: Trace, send_lane: int, axis: TimeAxis) -
     return len(chosen)
 
 
-def _explain(ax: Axes, trace: Trace, bars: Bars, arrows: int) -> None:
-    """Adds arrows, numbers and further names to the legend."""
-    events, messages = trace.events, trace.messages
+def _explain(ax: Axes, trace: Trace, bars: Bars) -> None:
+    """Adds numbers and further names to the legend."""
+    events = trace.events
     if len(bars.labels) > MOST_SPAN_NAMES:
         more = len(bars.labels) - MOST_SPAN_NAMES
         style.entry(ax, f"and {more} more span names", linestyle="none")
     if (events.microbatch[events.kind == SPAN] != NONE).any() and not style.is_compact():
         explain_numbers(ax)
-    if arrows:
-        line: Any = {"linewidth": 1, "marker": ">", "markersize": 5, "markevery": [1]}
-        style.entry(ax, "message" if style.is_compact() else "send posted → recv done", **line)
-        if trace.crosses(messages.src, messages.dst).any():
-            style.entry(ax, "from host to host", **line | {"color": LOOKS["across"].light})

@@ -10,7 +10,6 @@ The result includes groups without messages, and messages on groups outside the 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -35,8 +34,7 @@ class TrafficEdge(NamedTuple):
     size_bytes: int
 
 
-@dataclass(frozen=True)
-class Traffic:
+class Traffic(NamedTuple):
     """The messages in a trace.
 
     Attributes:

@@ -263,13 +263,13 @@ def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: st
     Returns the middles and half of the sizes of the node and the text.
     """
     words, fill, outline, dashes = _LOOKS.get(state, ("", style.GROUND, style.INK, "solid"))
-    look: Any = {"facecolor": fill, "edgecolor": outline, "linestyle": dashes, "linewidth": 2}
     ink = style.GROUND if fill == style.INK else style.INK
     size = style.letters(13 * min(1.0, radius / 0.17))
-    draw_node(ax, rank, (x, y), radius, size, ink=ink, **look)
+    draw_node(
+        ax, rank, (x, y), radius, size, ink=ink, fc=fill, edgecolor=outline, ls=dashes, linewidth=2
+    )
     if state == "blocked":
-        circle: Any = {"markerfacecolor": fill, "markeredgecolor": outline, "markersize": 9}
-        style.entry(ax, "blocked", linestyle="none", marker="o", **circle)
+        style.entry(ax, "blocked", ls="none", marker="o", ms=9, mfc=fill, mec=outline)
     taken: list[Any] = [((x, y), radius)]
     if words:
         at = np.array([x, y + (radius + 0.1) * (1 if y >= -0.01 else -1)])
