@@ -495,7 +495,8 @@ def _is_sure(link: Link) -> bool:
 def link_text(link: Link) -> str:
     """Formats a fit's alpha, 1 / beta and n½, with their standard errors if known."""
     alpha = f"alpha = {_with_error(link.alpha_s * 1e6, link.alpha_error_s * 1e6)} µs"
-    if not link.beta_s_per_byte:
+    # a fit of times that do not grow may leave a rounding error
+    if not link.beta_s_per_byte or link.beta_s_per_byte <= link.beta_error_s_per_byte:
         return f"{alpha}, no cost that grows with size"
     relative = link.beta_error_s_per_byte / link.beta_s_per_byte
     rate = (
