@@ -99,7 +99,7 @@ def note_doubts(doubts: Iterable[str]) -> list[str]:
 
 
 def replay_error(metadata: Mapping[str, Any]) -> str:
-    """Returns how accurate the replay behind a predicted trace is, or "" for other traces.
+    """Returns the error of the replay of a predicted trace in words, or "" for other traces.
 
     Example:
         >>> replay_error({"source": "predicted", "replay_error": -0.03})
