@@ -8,6 +8,7 @@ Contents::
     trace                             run a worker on real ranks and record it, or record ranks that
                                       a launcher started
     traced                            decorate a worker with ``trace``
+    session                           start ranks that stay, and call functions on them
     load                              read a saved trace
     Trace                             the record of a run: events, messages, results, pictures
     span                              name a piece of work in the timeline
@@ -66,7 +67,7 @@ Example:
 import sys
 from importlib import import_module
 from importlib.machinery import PathFinder
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 # `python -m ringsim` does not import from the working directory
 for _package in ("torch", "numpy") if sys.argv[:1] != ["-m"] else ():
@@ -78,7 +79,7 @@ for _package in ("torch", "numpy") if sys.argv[:1] != ["-m"] else ():
         )
 
 # The table of contents: public name -> the module that defines it (or the module itself).
-_CONTENTS: Final = {
+_CONTENTS = {
     "Degrade": "ringsim.faults",
     "Fail": "ringsim.faults",
     "FlopCosts": "ringsim.compute_costs",
@@ -112,6 +113,7 @@ _CONTENTS: Final = {
     "simulate": "ringsim.simulator.api",
     "predict": "ringsim.prediction.scaling",
     "scale": "ringsim.prediction.scaling",
+    "session": "ringsim.launch.sessions",
     "simulate_schedule": "ringsim.simulator.schedules",
     "span": "ringsim.traces.spans",
     "suppress_output": "ringsim.ring.printing",
@@ -137,6 +139,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.faults import Slow as Slow
     from ringsim.launch.api import trace as trace
     from ringsim.launch.api import traced as traced
+    from ringsim.launch.sessions import session as session
     from ringsim.link import Link as Link
     from ringsim.magics import load_ipython_extension as load_ipython_extension
     from ringsim.measuring.api import bandwidth as bandwidth

@@ -18,36 +18,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from ringsim.errors import ArgumentError, is_number, say
 from ringsim.state import get_state
 from ringsim.traces.spans import span
 
-__all__ = [
-    "COMPUTE",
-    "PROCESSOR",
-    "Clock",
-    "CostTable",
-    "FlopCosts",
-    "Flops",
-    "PostingCosts",
-    "Work",
-    "charge",
-    "check_costs",
-    "compute",
-    "read_label",
-    "stretch",
-    "stretched",
-]
-
-COMPUTE: Final = "compute "  # prefix of the span's name, before the seconds
+COMPUTE = "compute "  # prefix of the span's name, before the seconds
 # prefix of a mark's name, before the seconds of the process and of its main thread
-PROCESSOR: Final = "processor time "
+PROCESSOR = "processor time "
 
 
 # The time that the calling rank has slept in `compute`, in seconds, with all slowdowns included.
-_slept: Final[ContextVar[float]] = ContextVar("ringsim_slept", default=0.0)
+_slept: ContextVar[float] = ContextVar("ringsim_slept", default=0.0)
 
 
 class Clock(Protocol):

@@ -31,15 +31,15 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 from ringsim.errors import ArgumentError, RingError, name_integers, read_whole
 
 __all__ = ["Discovery", "discover"]
 
-HERE: Final = "127.0.0.1"
-DEFAULT_PORT: Final = 29500  # torch's own
-_VARIABLES: Final = {
+HERE = "127.0.0.1"
+DEFAULT_PORT = 29500  # torch's own
+_VARIABLES = {
     "rank": "RANK",
     "world_size": "WORLD_SIZE",
     "local_rank": "LOCAL_RANK",
@@ -47,24 +47,22 @@ _VARIABLES: Final = {
     "port": "MASTER_PORT",
 }
 # if one is set, torchrun started this process, regardless of what started torchrun
-_ELASTIC: Final = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"}
-_MPI: Final = ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMI_", "PMIX_")
-_AZURE_PORT: Final = 6105  # DeepSpeed's ports on Azure ML, for several machines and for one
-_AZURE_PORT_OF_ONE: Final = 54965
+_ELASTIC = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"}
+_MPI = ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMI_", "PMIX_")
+_AZURE_PORT = 6105  # DeepSpeed's ports on Azure ML, for several machines and for one
+_AZURE_PORT_OF_ONE = 54965
 # ports derived from a job's number: below the ports that Linux assigns by itself (32768 and up)
 _FIRST_PORT, _PORTS = 20000, 10000
-_MOST: Final = 2**32  # the limit for ranks, jobs and steps
+_MOST = 2**32  # the limit for ranks, jobs and steps
 # step numbers from here on mean a batch script or the shell of salloc, outside of srun
-_NO_TASKS: Final = 4294967290
-_MOST_NAMES: Final = 1_000_000  # more than any cluster has; limits the memory that a typo can use
-_NAME: Final = re.compile(
-    r"(?:\[[^\[\]\s]+\]|[^\[\],\s])+"
-)  # a name may contain commas in brackets
+_NO_TASKS = 4294967290
+_MOST_NAMES = 1_000_000  # more than any cluster has; limits the memory that a typo can use
+_NAME = re.compile(r"(?:\[[^\[\]\s]+\]|[^\[\],\s])+")  # a name may contain commas in brackets
 # a bracket, or the characters before, between and after brackets
-_PART: Final = re.compile(r"\[([^\]]*)\]|([^\[]+)")
-_WHOLE: Final = re.compile("[0-9]{1,18}")
-_RANGE: Final = re.compile("([0-9]{1,18})(?:-([0-9]{1,18}))?")
-_SHOWN: Final = 80  # the most characters of a value in a message
+_PART = re.compile(r"\[([^\]]*)\]|([^\[]+)")
+_WHOLE = re.compile("[0-9]{1,18}")
+_RANGE = re.compile("([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_SHOWN = 80  # the most characters of a value in a message
 
 
 def expand_node_list(text: str) -> list[str]:
@@ -326,7 +324,7 @@ def _read_slurm(environ: Mapping[str, str]) -> Facts | None:
 # In order of priority: a launcher that starts ranks itself comes before the launcher that started
 # it. `mpirun` in a Slurm job starts its daemons with `srun`, so ranks also see the SLURM_PROCID of
 # their daemon.
-LAUNCHERS: Final[tuple[Callable[[Mapping[str, str]], Facts | None], ...]] = (
+LAUNCHERS: tuple[Callable[[Mapping[str, str]], Facts | None], ...] = (
     _read_openmpi,
     _read_mpich,
     _read_slurm,

@@ -35,7 +35,7 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any, Final, TypeGuard
+from typing import Any, TypeGuard
 
 __all__ = [
     "ArgumentError",
@@ -54,7 +54,7 @@ __all__ = [
 
 # Control characters, marks that change the direction of text, and halves of UTF-16 characters:
 # they can mislead a reader, or cannot be written to files, terminals or pictures.
-_UNREADABLE: Final = re.compile(
+_UNREADABLE = re.compile(
     "[\\x00-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
 )
 
@@ -117,10 +117,8 @@ class RingError(_Explained, Exception):
 class RankFailed(RingError, RuntimeError):
     """A rank raised an exception, or its process died; ``rank`` is the first rank that failed."""
 
-    def __init__(
-        self, message: str, *, rank: int = -1, trace: Any = None, diagnosis: Any = None
-    ) -> None:
-        super().__init__(message, trace=trace, diagnosis=diagnosis)
+    def __init__(self, message: str, *, rank: int = -1, **of_a_run: Any) -> None:
+        super().__init__(message, **of_a_run)
         self.rank = rank
 
 
@@ -177,8 +175,8 @@ class Interrupted(_Explained, KeyboardInterrupt):
     """The user stopped a run (Ctrl-C or a notebook's Interrupt); ``trace`` is the partial trace."""
 
 
-LONGEST_S: Final = 9e9  # the longest time in a trace, 285 years: a trace counts ns in 64 bits
-_MOST_SHOWN: Final = 200  # the most characters of a value in a message
+LONGEST_S = 9e9  # the longest time in a trace, 285 years: a trace counts ns in 64 bits
+_MOST_SHOWN = 200  # the most characters of a value in a message
 
 
 def is_integer(value: object) -> TypeGuard[int]:

@@ -9,6 +9,7 @@
     explore.bandwidth()    send messages of all sizes over two links
     explore.generation()   find how many batches keep a generation ring busy, and how many block it
     explore.deadlock()     choose which ranks send first, and see which orders deadlock
+    explore.scheduler()    be the scheduler: choose which rank goes next, or try every order
 
 Put an explorer on the last line of a cell. ``to_html`` writes the explorer to a page that works
 without a kernel, and ``frame`` returns the result for one choice of settings.
@@ -21,39 +22,43 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 import ringsim
 from ringsim import comm as dist
-from ringsim.errors import Deadlock
+from ringsim.errors import Deadlock, check_worker
 from ringsim.faults import Slow
 from ringsim.link import Link
+from ringsim.ring.packing import pack_worker
 from ringsim.ring.ring import current_ring
 from ringsim.schedules import SCHEDULE_NAMES, find_num_chunks
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.generation import plan_jobs, plan_steps, steady_use, time_generation
-from ringsim.simulator.api import simulate
+from ringsim.simulator.api import check_settings, simulate
 from ringsim.simulator.schedules import simulate_schedule
+from ringsim.simulator.settings import Settings
 from ringsim.traces.steps import measure_stage_use
 from ringsim.traces.units import bytes_text, count, rate_text, time_text
 from ringsim.traces.value import Trace
 from ringsim.view.explorer import Choice, Explorer, Frame, say_stuck
+from ringsim.view.scheduler import Scheduler
 
-__all__ = ["bandwidth", "deadlock", "generation", "ring", "schedule"]
+__all__ = ["bandwidth", "deadlock", "generation", "ring", "schedule", "scheduler"]
 
-_NONE: Final = "none"
-_ONE_BY_ONE: Final = "one after the other"
-_ALL_REDUCE: Final = "all-reduce"
-_MS: Final = 1e-3
-_US: Final = 1e-6
-_LATENCIES: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
-_BANDWIDTHS: Final = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 400.0)
-_EAGER_BYTES: Final = 65536
-_ITEM_BYTES: Final = 8  # a float64
+_NONE = "none"
+_ONE_BY_ONE = "one after the other"
+_ALL_REDUCE = "all-reduce"
+_MS = 1e-3
+_US = 1e-6
+_LATENCIES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+_BANDWIDTHS = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 400.0)
+_EAGER_BYTES = 65536
+_ITEM_BYTES = 8  # a float64
+_STEPS = Link(alpha_s=_US, beta_s_per_byte=0.0)  # a message takes one step
 
 
 def schedule() -> Explorer:
@@ -230,7 +235,7 @@ def bandwidth() -> Explorer:
     return Explorer("bandwidth of two links", _two_links, choices, draws=True)
 
 
-_SIZES: Final = tuple(8**power for power in range(1, 9))  # bytes, to 16 MiB
+_SIZES = tuple(8**power for power in range(1, 9))  # bytes, to 16 MiB
 
 
 def _two_links(latency_a: float, bandwidth_a: float, latency_b: float, bandwidth_b: float) -> Frame:
@@ -410,3 +415,52 @@ def _exchange(orders: list[str], size_bytes: int) -> None:
     dist.recv(space, ring.pred, group=ring.pred_group)
     if orders[ring.rank] != "sends":
         dist.send(mine, ring.succ, group=ring.succ_group)
+
+
+def scheduler(
+    worker: Callable[..., Any],
+    *,
+    world_size: int = 3,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    semantics: str = "rendezvous",
+) -> Scheduler:
+    """Lets you choose which simulated rank goes next.
+
+    Each rank halts before it posts an operation, and also before it asks with ``is_completed``
+    whether an operation is done. You choose one of the halted ranks with ``step``. It posts its
+    operation, and then all ranks run on to their next halt, wait or end. Time limits of operations
+    have no effect.
+
+    Args:
+        worker: the function to run, as for ``ringsim.simulate``.
+        world_size: the number of ranks.
+        args: the worker's positional arguments; each rank gets a copy.
+        kwargs: the worker's keyword arguments; each rank gets a copy.
+        semantics: the condition under which a message leaves, as for ``ringsim.simulate``.
+
+    Returns:
+        The scheduler, before the first choice. On the last line of a cell, it shows what each rank
+        does; its method ``play`` shows buttons.
+
+    Raises:
+        ArgumentError: an argument is invalid.
+
+    Example:
+        >>> def worker():
+        ...     if ringsim.current_ring().rank == 0:
+        ...         dist.recv(torch.zeros(1))  # from any rank
+        ...         dist.recv(torch.zeros(1), 1)
+        ...     else:
+        ...         dist.send(torch.zeros(1), 0)
+        >>> game = scheduler(worker)
+        >>> game.possible
+        (0, 1, 2)
+        >>> game.step(2, 0, 1, 0).finished
+        True
+        >>> game.explore().order
+        (0, 1, 0)
+    """
+    settings = Settings(world_size, _STEPS, None, semantics, None, 0, (), True, "threads")
+    check_worker(worker)
+    return Scheduler(pack_worker(worker, args, kwargs), check_settings(settings, ()))

@@ -16,7 +16,6 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
-from typing import Final
 
 from ringsim.errors import ArgumentError, RankFailed, is_number, name_integers, say
 
@@ -227,7 +226,7 @@ def make_failure(rank: int, at_op: int, world_size: int) -> RankFailed:
 
 # for each field that may be a fraction: the least and the greatest value, the rule in words, and
 # the remedy
-_NUMBERS: Final = {
+_NUMBERS = {
     "factor": (1, math.inf, "a number of at least 1", "Use 2 to double the time, for example."),
     "fraction": (
         math.ulp(0.0),

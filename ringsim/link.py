@@ -25,8 +25,6 @@ import numpy.typing as npt
 
 from ringsim.errors import ArgumentError, is_integer, is_number, say
 
-__all__ = ["Link", "check_link", "check_links", "fit_link"]
-
 
 @dataclass(frozen=True)
 class Link:

@@ -1,5 +1,7 @@
 """The notebook magic: after ``%load_ext ringsim``, ``%%ring -n 4`` runs a cell on four ranks.
 
+With ``--keep``, the ranks stay for the next cells, see ``_Kept``.
+
 The ranks import this module for ``run_on_rank``. They need neither IPython nor the launcher, so the
 module imports both only on use.
 """
@@ -7,32 +9,45 @@ module imports both only on use.
 from __future__ import annotations
 
 import argparse
-import ast
 import dis
-import pickle
+import re
 import shlex
+import sys
 import traceback
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager, suppress
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringsim
 from ringsim.errors import ArgumentError
+from ringsim.launch.namespace import run_source
 from ringsim.ring.packing import dumps
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from ringsim.launch.job import Job
+    from ringsim.launch.sessions import Session
 
-_USAGE: Final = "%%ring [-n RANKS] [--limit SECONDS] [-o NAME]"
+_USAGE = (
+    "%%ring [-n RANKS] [--keep] [0,1] [--limit SECONDS] [-o NAME], "
+    "or %ring [pull NAME | push NAME ... | stop]"
+)
+_NO_RANKS = (
+    "no ranks are kept; kept ranks end after an hour without a cell. Start some with "
+    "%%ring -n 4 --keep."
+)
+_NUM_RANKS = 4
+_RANK = r"ranks\[(\d+)\]\.\w*$"
 # Names that have their own value on a rank, or no value that could be sent.
-_NOT_SENT: Final = {"ring", "ringsim", "_", "__", "___", "In", "Out", "get_ipython", "exit", "quit"}
+_NOT_SENT = {"ring", "ringsim", "_", "__", "___", "In", "Out", "get_ipython", "exit", "quit"}
 # the last name exists since Python 3.12
-_LOOKUPS: Final = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}
+_LOOKUPS = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}
+_STORES = {"STORE_NAME", "STORE_GLOBAL"}
 
 
 def load_ipython_extension(ipython: InteractiveShell) -> None:
-    """Registers ``%%ring``; IPython calls this function for ``%load_ext ringsim``.
+    """Registers ``%%ring`` and ``%ring``; IPython calls this function for ``%load_ext ringsim``.
 
     Args:
         ipython: the notebook's shell.
@@ -44,11 +59,12 @@ def load_ipython_extension(ipython: InteractiveShell) -> None:
         >>> "ring" in shell.magics_manager.magics["cell"]
         True
     """
+    kept = _Kept(ipython)
 
-    def ring(line: str, cell: str) -> ringsim.Trace:
+    def ring(line: str, cell: str | None = None) -> Any:
         """Runs the cell on every rank.
 
-        Usage: ``%%ring [-n RANKS] [--limit SECONDS] [-o NAME]``
+        Usage: ``%%ring [-n RANKS] [--keep] [0,1] [--limit SECONDS] [-o NAME]``
 
         Shows each rank's output, tagged with the rank, and then the trace.
 
@@ -56,39 +72,151 @@ def load_ipython_extension(ipython: InteractiveShell) -> None:
         this rank's place in the ring. The cell's assignments stay on the ranks. The trace's
         ``results`` contain the value of the last line on each rank. The trace is also stored in the
         variable NAME (default: ``trace``).
+
+        Without ``--keep``, the ranks end with the cell. With ``--keep``, they stay for the next
+        cells with ``--keep``, which find all variables. ``%%ring 0,1`` runs the cell on some of
+        these ranks. They end with ``%ring stop``, with the kernel, or after an hour without a cell.
+
+        * ``%ring`` lists the ranks, the number of calls, and the memory that each rank uses.
+        * ``%ring pull loss`` returns a variable's value on each rank.
+        * ``%ring push batch`` sends variables of the notebook to all ranks.
+        * ``%ring stop`` ends the ranks.
+
+        In the notebook, the variable ``ranks`` is their session: ``ranks[2].loss`` is a variable
+        of rank 2.
         """
-        return _run_cell(ipython, line, cell)
+        return kept.do(line) if cell is None else _run_cell(kept, line, cell)
 
     # IPython types it as a method
-    ipython.register_magic_function(ring, "cell")  # type: ignore[arg-type]
+    ipython.register_magic_function(ring, "line_cell")  # type: ignore[arg-type]
+    ipython.set_hook("complete_command", kept.complete, re_key=f".*{_RANK}")
 
 
-def _run_cell(shell: InteractiveShell, line: str, cell: str) -> ringsim.Trace:
+def _run_cell(kept: _Kept, line: str, cell: str) -> ringsim.Trace:
     from ringsim.launch.api import make_kind
+    from ringsim.launch.job import pack_call
     from ringsim.launch.recorded_cells import is_replaying, name_run, replay
     from ringsim.launch.run import RunOptions, run
 
     options = _make_parser().parse_args(shlex.split(line))
     if not options.out.isidentifier():
         raise _usage_error(f"-o must be the name of a variable, got {options.out!r}")
+    num_ranks = _NUM_RANKS if options.ranks is None else options.ranks
+    variables = kept.shell.user_ns
     if is_replaying():
-        shell.user_ns[options.out] = shown = replay(name_run(cell, options.ranks))
+        variables[options.out] = shown = replay(name_run(cell, num_ranks))
         return shown
-    kind = make_kind(options.ranks, "cpu", 30, ring=True)
+    kind = make_kind(num_ranks, "cpu", 30, ring=True)
     if options.limit is not None and not options.limit > 0:
         raise ArgumentError(
             f"--limit must be a positive number of seconds, got {options.limit}. Use --limit 30, "
             "for example."
         )
+    session = kept.get(options) if options.keep or options.only else None
     # include the %%ring line, so that tracebacks number lines like the notebook
     source = f"\n{cell}"
-    filename = shell.compile.cache(source)  # so that tracebacks find the lines
-    used = names_used(_compile(source, filename)) - _NOT_SENT - {options.out}
-    variables = {name: shell.user_ns[name] for name in used if name in shell.user_ns}
-    job = _pack(source, filename, variables)
-    trace = run(job, kind, RunOptions(limit_s=options.limit, show_hidden=True))
-    shell.user_ns[options.out] = trace
+    filename = kept.shell.compile.cache(source)  # so that tracebacks find the lines
+    code = _compile(source, filename)
+    names = (_find_names(code, _LOOKUPS) - _NOT_SENT - {options.out}) & variables.keys()
+    sent = {name: variables[name] for name in names}
+    with _naming_the_unsendable(sent):
+        if session is None:
+            job = pack_call(run_on_rank, (source, filename), sent, seed=0)
+            trace = run(job, kind, RunOptions(limit_s=options.limit, show_hidden=True))
+        else:
+            kept.drop_old(sent, _find_names(code, _STORES))
+            trace = session.run_cell(
+                source, filename, sent, ranks=options.only, limit_s=options.limit
+            )
+    variables[options.out] = trace
     return trace
+
+
+class _Kept:
+    """The ranks that a notebook keeps, which are a session.
+
+    If the notebook and a cell on the ranks assign the same variable, the later assignment counts::
+
+        notebook: x = 1
+        %%ring:   x = ring.rank         x is 1 in the notebook: noted as old
+        %%ring:   print(x)              x is still old, and not sent: prints the rank
+        notebook: x = 2
+        %%ring:   print(x)              prints 2
+
+    Attributes:
+        shell: the notebook's shell.
+    """
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.shell = shell
+        self._session: Session | None = None
+        self._old: dict[str, Any] = {}  # the notebook's values at the ranks' last assignments
+
+    def get(self, options: argparse.Namespace) -> Session:
+        """Returns the session for a cell, and starts it if necessary."""
+        session = self._session
+        if session is None or not session.is_open:
+            if options.ranks is None and (session is not None or not options.keep):
+                raise ArgumentError(_NO_RANKS)
+            session = ringsim.session(world_size=options.ranks or _NUM_RANKS)
+            self._session = self.shell.user_ns["ranks"] = session
+            self._old = {"ranks": session}
+        if options.ranks not in (None, len(session)):
+            raise ArgumentError(
+                f"this notebook keeps {len(session)} ranks, and -n asks for {options.ranks}. "
+                "Leave -n out, or end the ranks with %ring stop."
+            )
+        try:
+            _ = session[options.only or ()]
+        except IndexError as error:
+            raise _usage_error(f"{error}"[:-1]) from None
+        return session
+
+    def drop_old(self, variables: dict[str, Any], assigned: set[str]) -> None:
+        """Removes old values from a cell's variables, and notes those that the cell makes old."""
+        space = self.shell.user_ns
+        for name in variables.keys() & self._old.keys():
+            if variables[name] is self._old[name]:
+                del variables[name]
+        self._old |= {name: space[name] for name in assigned & space.keys()}
+
+    def complete(self, _shell: InteractiveShell, event: Any) -> list[str]:
+        """Returns the variables of a rank, for completion after ``ranks[2].``."""
+        rank = re.findall(_RANK, event.text_until_cursor)[0]
+        with suppress(Exception):  # the ranks may have ended
+            return [f".{name}" for name in dir(self.shell.user_ns["ranks"][int(rank)])]
+        return []
+
+    def do(self, line: str) -> Any:
+        """Carries out ``%ring``, ``%ring pull``, ``%ring push`` or ``%ring stop``."""
+        session, space = self._session, self.shell.user_ns
+        if session is None or not session.is_open:
+            if line.strip() not in ("", "stop"):
+                raise ArgumentError(_NO_RANKS)
+            sys.stdout.write(f"{_NO_RANKS}\n")
+            return None
+        match line.split():
+            case []:
+                sys.stdout.write(f"{session.describe()}\n")
+            case ["stop"]:
+                session.close()
+                self._session = None
+            case ["pull", name]:
+                try:
+                    return session.pull(name)
+                except AttributeError as error:
+                    raise ArgumentError(
+                        f"{error}. To look at another rank, use ranks[2].{name}."
+                    ) from None
+            case ["push", *names]:
+                if missing := set(names) - space.keys():
+                    raise _usage_error(f"the notebook has no variable {missing.pop()!r}")
+                variables = {name: space[name] for name in names}
+                session.push(**variables)
+                self._old |= variables
+            case _:
+                raise _usage_error(f"%ring cannot {line!r}")
+        return None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -98,10 +226,19 @@ class _Parser(argparse.ArgumentParser):
 
 def _make_parser() -> _Parser:
     parser = _Parser(prog="%%ring", add_help=False)
-    parser.add_argument("-n", "--ranks", type=int, default=4)
+    parser.add_argument("only", nargs="?", type=_read_ranks)
+    parser.add_argument("-n", "--ranks", type=int)
+    parser.add_argument("--keep", action="store_true")
     parser.add_argument("--limit", type=float)
     parser.add_argument("-o", "--out", default="trace")
     return parser
+
+
+def _read_ranks(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, text.split(",")))
+    except ValueError:
+        raise _usage_error(f"the ranks must be numbers such as 0,1, got {text!r}") from None
 
 
 def _usage_error(message: str) -> Exception:
@@ -126,16 +263,15 @@ def _compile(source: str, filename: str) -> CodeType:
         ) from None
 
 
-def _pack(source: str, filename: str, variables: dict[str, Any]) -> Job:
-    """Packs the cell and its variables.
+@contextmanager
+def _naming_the_unsendable(variables: Mapping[str, Any]) -> Iterator[None]:
+    """Names the variable, if one cannot be sent to the ranks.
 
     Raises:
         ArgumentError: a variable cannot be sent to the ranks.
     """
-    from ringsim.launch.job import pack_call
-
     try:
-        return pack_call(run_on_rank, (source, filename), variables, seed=0)
+        yield
     except ArgumentError:
         for name, value in variables.items():
             try:
@@ -149,17 +285,21 @@ def _pack(source: str, filename: str, variables: dict[str, Any]) -> Job:
         raise
 
 
-def names_used(code: CodeType) -> set[str]:
-    """Returns the global names that a piece of code, or any function defined in it, looks up.
+def _find_names(code: CodeType, instructions: Set[str]) -> set[str]:
+    r"""Returns the global names in these instructions of a piece of code and its functions.
 
     Example:
-        >>> sorted(names_used(compile("print((lambda x: x.data + shift)(part))", "<cell>", "exec")))
+        >>> code = compile("print((lambda x: x.data + shift)(part))", "<cell>", "exec")
+        >>> sorted(_find_names(code, _LOOKUPS))
         ['part', 'print', 'shift']
+        >>> sorted(_find_names(compile("import os\nclass A: x = 1", "", "exec"), _STORES))
+        ['A', 'os']
     """
-    names = {str(each.argval) for each in dis.get_instructions(code) if each.opname in _LOOKUPS}
+    names = {each.argval for each in dis.get_instructions(code) if each.opname in instructions}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            names |= names_used(constant)
+            # there, this one assigns attributes of classes
+            names |= _find_names(constant, instructions - {"STORE_NAME"})
     return names
 
 
@@ -189,15 +329,4 @@ def run_on_rank(source: str, filename: str, /, **variables: Any) -> Any:
         "ringsim": ringsim,
         **variables,
     }
-    tree = ast.parse(source, filename)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    # the user asked to run this cell
-    exec(compile(tree, filename, "exec"), space)
-    if not isinstance(last, ast.Expr):
-        return None
-    value = eval(compile(ast.Expression(last.value), filename, "eval"), space)
-    try:
-        dumps(value)
-    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError):
-        return repr(value)
-    return value
+    return run_source(source, filename, space)

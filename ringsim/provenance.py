@@ -11,17 +11,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from importlib import metadata as packages
 from pathlib import Path
-from typing import Any, Final
-
-__all__ = [
-    "__version__",
-    "footer",
-    "machine",
-    "measured_run",
-    "note_doubts",
-    "replay_error",
-    "versions",
-]
+from typing import Any
 
 __version__ = "0.3.0"  # pyproject.toml reads it from here
 
@@ -83,7 +73,7 @@ def measured_run(world_size: int, backend: str, start_unix_ns: int) -> dict[str,
     }
 
 
-_DOUBTFUL: Final = "doubtful constants: "
+_DOUBTFUL = "doubtful constants: "
 
 
 def note_doubts(doubts: Iterable[str]) -> list[str]:
@@ -98,18 +88,39 @@ def note_doubts(doubts: Iterable[str]) -> list[str]:
     return [_DOUBTFUL + doubt for doubt in doubts]
 
 
-def replay_error(metadata: Mapping[str, Any]) -> str:
-    """Returns the error of the replay of a predicted trace in words, or "" for other traces.
+def describe_replay(metadata: Mapping[str, Any]) -> str:
+    """Returns the error of a predicted trace's replay in words, or "" for other traces.
+
+    Args:
+        metadata: the metadata of a trace.
 
     Example:
-        >>> replay_error({"source": "predicted", "replay_error": -0.03})
-        'the unedited replay is 3 % off'
+        >>> describe_replay({"source": "predicted", "replay_error": -0.03})
+        'the replay itself is 3 % off'
     """
     error = metadata.get("replay_error")
-    if not isinstance(error, float):
+    if metadata.get("source") != "predicted" or not isinstance(error, float):
         return ""
-    share = f"{abs(error):.0%}".replace("%", " %") if abs(error) >= 0.005 else "less than 1 %"
-    return f"the unedited replay is {share} off"
+    return name_error(error)
+
+
+def name_error(error: float) -> str:
+    """Returns the error of a replay in words.
+
+    Args:
+        error: the error, as a share of the run's duration.
+    """
+    return f"the replay itself is {percent_text(error)} off"
+
+
+def percent_text(share: float) -> str:
+    """Formats the size of a share in percent.
+
+    Example:
+        >>> percent_text(-0.126), percent_text(0.001)
+        ('13 %', 'less than 1 %')
+    """
+    return f"{100 * abs(share):.0f} %" if abs(share) >= 0.005 else "less than 1 %"
 
 
 def footer(metadata: Mapping[str, Any]) -> str:
@@ -130,7 +141,7 @@ def footer(metadata: Mapping[str, Any]) -> str:
         ... )
         'measured on EPYC 7B13, 2 cores, gloo, torch 2.13.0, 2026-11-20'
         >>> footer({"source": "predicted", "replay_error": -0.03, "backend": "gloo"})
-        'predicted (the unedited replay is 3 % off) from a run: gloo'
+        'predicted (the replay itself is 3 % off) from a run: gloo'
         >>> footer({})
         'origin unknown'
     """
@@ -151,7 +162,7 @@ def footer(metadata: Mapping[str, Any]) -> str:
     ]
     details = ", ".join(str(part) for part in parts if part)
     begin = ("part of a run, " if "part" in metadata else "") + str(source or "origin unknown")
-    if error := replay_error(metadata):
+    if error := describe_replay(metadata):
         begin += f" ({error}) from a run"
     if any(str(note).startswith(_DOUBTFUL) for note in metadata.get("notes") or ()):
         begin += ", from doubtful constants"

@@ -6,13 +6,13 @@ each simulated rank has its own state in its context. ringsim has no other mutab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
-OUR_THREADS: Final = "ringsim-"  # prefix of the names of ringsim's own threads
+OUR_THREADS = "ringsim-"  # prefix of the names of ringsim's own threads
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class RankState:
         sleep_s: the extra time of ``ringsim.compute`` on the virtual clock, like the extra time of
             a real sleep.
         around_s: the program's core time around each computation on the virtual clock.
+        ended: the groups of a session that ended with a failed call.
     """
 
     ring: Any = None
@@ -56,6 +57,7 @@ class RankState:
     costs: Any = None
     sleep_s: float = 0.0
     around_s: float = 0.0
+    ended: Collection[Any] = ()
 
 
 class _Process:

@@ -69,7 +69,7 @@ LONG = frozenset((Path(__file__).parent / "long.txt").read_text().split("\n"))
 LEFT_BEHIND_AFTER_S = 60.0  # a process that is ending gets this long to do so
 # The names of the fork server, fresh ranks and browsers, which may stay for the next call or the
 # next test.
-WAITING = ("ringsim-server", "ringsim-parked", "chrom")
+WAITING = ("ringsim-server", "ringsim-parked", "ringsim-idle", "chrom")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

@@ -189,6 +189,57 @@ def turns_round(mine: Tensor) -> Tensor:
     return received
 
 
+# -- every_order: an order that deadlocks, and a program that never does
+
+STUCK_ORDER = [2, 0, 0, 2, 1]
+
+
+def every_order(answer: Any, seed: int | None) -> Any:
+    """Checks a pair of a program and an order."""
+    function, order = answer if isinstance(answer, tuple) else (answer, STUCK_ORDER)
+    return check.every_order(function, order=order, seed=seed)
+
+
+def add_up(sources: Callable[[int], list[int | None]], answers: int = 9) -> Answer:
+    """Returns a program whose rank 0 receives from the given sources, and answers some ranks."""
+
+    def answer(mine: Tensor) -> Tensor:
+        ring, total, received = current_ring(), mine.clone(), torch.empty_like(mine)
+        if ring.rank > 0:
+            dist.send(mine, 0)
+            if ring.rank <= answers:
+                dist.recv(total, 0)
+            return total
+        for source in sources(ring.world_size):
+            dist.recv(received, source)
+            total += received
+        for rank in range(1, min(ring.world_size, answers + 1)):
+            dist.send(total, rank)
+        return total
+
+    return answer
+
+
+from_any = add_up(lambda n: [None] * (n - 1))
+from_each = add_up(lambda n: [*range(1, n)])
+any_first = add_up(lambda n: [None, *range(2, n)])
+
+
+def subtracts_in_some_orders(mine: Tensor) -> Tensor:
+    """Returns the sum, unless rank 2 comes first."""
+    ring, total, received = current_ring(), mine.clone(), torch.empty_like(mine)
+    if ring.rank == 0:
+        first = dist.recv(received)
+        total += -received if first == 2 else received
+        for _ in range(2, ring.world_size):
+            dist.recv(received)
+            total += received
+    else:
+        dist.send(mine, 0)
+    dist.broadcast(total, 0)
+    return total
+
+
 # -- ring_all_reduce: chunks
 
 
@@ -321,6 +372,7 @@ RIGHT: dict[Answer, list[Answer]] = {
     check.pair_groups: [pairs, lambda n: tuple([a, b] for a, b in pairs(n))],
     check.ring: [pass_round, pass_round_by_turns],
     check.ring_all_reduce: [reduced],
+    every_order: [from_any, from_each, (from_any, (2, 0, 1, 0, 2))],
     check.token_ring: [rank_0_receives_first, posted_first],
     check.timed_op: [timed_op],
 }
@@ -381,6 +433,19 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
         (exchange_of_zeros, ZEROS),
         (returns_before_it_is_there, ", but number 0 of the returned tensor differs."),
         (lambda mine: by_isend(mine).to("meta"), UNREADABLE),
+    ],
+    every_order: [
+        (any_first, "In the order 0, 2, 0, 2, 1, ranks 0 and 2 wait for each other.", "Play"),
+        ((from_any, []), "After your choices, ranks 0, 1 and 2 may still go.", "rank 0"),
+        ((from_any, [2, 0, 0, 2]), "After your choices, rank 1 may still go."),
+        ((from_any, [1, 0, 0, 2, 0, 1, 0, 2]), "In your order, the program finishes."),
+        ((from_any, [2, 2]), "Your order is impossible: rank must be one that may go (0, 1), got"),
+        ((from_any, None), "Your order must be a list of ranks, got None."),
+        (add_up(lambda n: [None]), "the sum of all tensors must be "),
+        (add_up(lambda n: [None] * (n - 1), answers=1), "the sum of all tensors must be "),
+        (lambda mine: mine, "Rank 0 of 3 raised ValueError: the sum of all tensors must be "),
+        (subtracts_in_some_orders, "the sum of all tensors must be "),
+        (3, "Your answer must be a function, got 3."),
     ],
     check.ring_all_reduce: [
         (lambda tensor: tensor, "Rank 0 of 3 must send 2 * 2/3 * 492 = 656 bytes, but sent none."),

@@ -18,6 +18,9 @@ from ringsim.launch import progress, run
 from ringsim.launch.job import RankConfig, start_environment
 from ringsim.launch.output import RankOutput
 from ringsim.launch.results import read_result, write_result
+from ringsim.traces.events import OP_CODES
+from ringsim.traces.parts import PartReader
+from ringsim.traces.recorder import Recorder
 
 
 def test_values_read_at_the_start_are_told_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +39,7 @@ def test_runs_on_gpus_alone_have_a_limit_by_default(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(run, "get_launcher", mock.Mock())
     give_back = SimpleNamespace  # returns the limit of the run
-    monkeypatch.setattr(run, "_Run", lambda *of: give_back(finish=lambda: of[-1].limit_s))
+    monkeypatch.setattr(run, "Run", lambda *of: give_back(finish=lambda: of[-1].limit_s))
     found = [limit("cpu", None), limit("cpu", 5), limit("gpu", None), limit("gpu", 5)]
     assert found == [None, 5, run.GPU_LIMIT_S, 5]
 
@@ -117,10 +120,54 @@ def test_the_progress_line_comes_late_and_goes_away(monkeypatch: pytest.MonkeyPa
         seen.append(stream.getvalue())
         line.update(2, lambda: "")
         seen.append(stream.getvalue())
-        line.clear()
+        line.close()
         return [*seen, stream.getvalue()]
 
-    words = "\r\x1b[Kringsim: 4 ranks, 0 s, 1 done, 3 of 8 measured"
+    words = "\r\x1b[Jringsim: 4 ranks, 0 s, 1 done, 3 of 8 measured"
     assert shown(is_terminal=True, quiet_s=2.0) == ["", "", ""], "a short run must show nothing"
-    assert shown(is_terminal=True, quiet_s=0.0) == [words, words, f"{words}\r\x1b[K"]
+    assert shown(is_terminal=True, quiet_s=0.0) == [words, words, f"{words}\r\x1b[J"]
     assert shown(is_terminal=False, quiet_s=0.0) == ["", "", ""]
+
+
+def test_output_takes_the_place_of_the_progress_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In 0.3.0 a rank's output continued the progress line."""
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, stream)
+    line = progress.Progress(2, live=True)
+    config = RankConfig(str(tmp_path), 1, 2, "cpu", 30.0, ring=True, mark="<mark>")
+    output = RankOutput(config, show=True, show_hidden=False, make_room=line.make_room)
+    line.update(0, lambda: "first\nsecond")
+    output.follow()
+    before = stream.getvalue()
+    assert before == "\r\x1b[Jringsim: 2 ranks, 0 s, 0 done, first\nsecond"
+    config.file("out").write_text("hello\n")
+    output.follow()
+    assert stream.getvalue() == f"{before}\x1b[1A\r\x1b[J[rank 1] hello\n"
+    line.update(0, lambda: "third")  # at once, below the output
+    assert stream.getvalue().endswith("hello\n\r\x1b[Jringsim: 2 ranks, 0 s, 0 done, third")
+
+
+def test_progress_counts_messages_and_steps(tmp_path: Path) -> None:
+    readers = [PartReader(tmp_path, rank) for rank in range(2)]
+    assert progress.count_progress(readers) == ""
+    recorders = [Recorder(tmp_path, rank, 2) for rank in range(2)]
+    for rank, recorder in enumerate(recorders):
+        send = recorder.make_post(OP_CODES["isend" if rank == 0 else "irecv"])
+        for step in range(2 - rank):
+            spans = [recorder.span_begin(name) for name in ("step mine", "forward")]
+            recorder.mark("step mark")
+            recorder.wait(send(recorder.group("world", [0, 1]), 1 - rank, step, -1))
+            for span in reversed(spans):
+                recorder.span_end(span)
+    for reader in readers:
+        reader.advance()
+    assert progress.count_progress(readers) == "2 messages, step 2"
+    for recorder in recorders:
+        recorder.close()
+    for reader in readers:
+        reader.advance()  # records that have changed count once
+    assert progress.count_progress(readers) == "2 messages, step 2"

@@ -43,7 +43,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS, start=1) for room in rooms}
-NEIGHBOURS = {("plot", "prediction"), ("view", "plot")}
+NEIGHBOURS = {("plot", "prediction"), ("view", "plot"), ("view", "prediction")}
 # modules of values whose methods import the modules that draw, write or explain them
 VALUES = {
     "ringsim.traces.value",
@@ -250,7 +250,7 @@ def test_nothing_behind_the_back_of_python_and_torch() -> None:
         {"ringsim.ring.packing"},
     )  # modules by name in a pickle
     assert users_of(r"\b(import_module|__import__)\b") == lazy | packed
-    assert users_of(r"\b(?<!\.)exec\(") <= {"ringsim.magics"}  # runs the user's cell
+    assert users_of(r"\b(?<!\.)exec\(") <= {"ringsim.launch.namespace"}  # runs the user's cell
     # the kernel ends a child with its parent: prctl has no public name
     assert users_of(r"\bctypes\b") <= {"ringsim.launch.forkserver"}
     assert not [

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.text import Text
 from pictures import CONTRAST, assert_apart, contrast, distance, legend, title, words
 
-from ringsim.plot.charts import FIGURES
+from ringsim.plot.published import FIGURES
 from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
 
 META = {

@@ -289,6 +289,20 @@ def test_files_that_are_none(
     assert "no such script" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("latency_us", "bandwidth_gbps"), [("10", "0"), ("10", "-1"), ("-1", "10"), ("nan", "10")]
+)
+def test_impossible_links_are_refused(
+    latency_us: str, bandwidth_gbps: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Version 0.3.0 divided by a bandwidth of 0, which raised ZeroDivisionError."""
+    (tmp_path / "script.py").touch()
+    link = [f"--latency-us={latency_us}", f"--bandwidth-gbps={bandwidth_gbps}"]
+    assert main(["simulate", *link, str(tmp_path / "script.py")]) == 2
+    words = f"positive bandwidth, got {latency_us} and {bandwidth_gbps}. Use microseconds"
+    assert words in capsys.readouterr().err
+
+
 VALUES = st.one_of(
     st.integers(-3, 40),
     st.sampled_from([10**400, 2**63, 1e300, 1e-300, True, "1f1b", "zb_v", "", []]),

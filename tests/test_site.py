@@ -53,10 +53,20 @@ SHOWN = {  # by page: patterns that its cells must print
         "Deadlock tag_mismatch",
     ],
     "docs/how-to/measure-links": [r"pingpong +gloo", r"Link\(alpha_s=", r"1e-05|9\.9+e-06"],
+    "docs/how-to/notebook": [
+        r"\[rank 3\] the loss is ",
+        r"Trace of 4 ranks \(measured, ",
+        r"\(\[0\.05, 0\.05, 0\.05, 0\.05\], ",
+    ],
     "docs/how-to/record": [
         r"\[8\.0, 16\.0, 24\.0, 0\.0\]",
         r"Trace of 4 ranks \(measured, ",
         r"12 \[\]",
+    ],
+    "docs/how-to/session": [
+        r"from outside",
+        r"ValueError: no such layer",
+        r"\[0\.\d+, 0\.\d+\]",
     ],
     "docs/how-to/simulate": [
         r"Trace of 1,000 ranks \(simulated, ",

@@ -72,6 +72,17 @@ def test_the_page_has_the_code_only_on_request_and_notebooks_always(
     assert unpack(sent[1])[0]["sources"] == {str(HERE): "x = '</script>\\u202e\\x1b'\n"}
 
 
+def test_the_page_names_functions_whose_code_is_known(tmp_path: Path) -> None:
+    trace, path = stuck(), tmp_path / "run.ringtrace"
+    (file, *_), (line, *_) = trace.events.file, trace.events.line
+    assert trace.events.tables.files[file].endswith(f" > {HERE}"), "a wrapper and its caller"
+    assert unpack(write(trace))[0]["functions"] == {f"{file}:{line}": "send_next"}
+    trace.save(path)
+    trace.sources[str(HERE)] = "%matplotlib inline\n"
+    for unknown in (trace, trace.redact(), ringsim.load(path)):
+        assert unpack(write(unknown))[0]["functions"] == {}
+
+
 PROGRAM = """
     import torch.distributed as dist
 

@@ -31,10 +31,10 @@ def unpack(packed: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
     data = gzip.decompress(packed)
     (length,) = struct.unpack_from("<I", data)
     head = json.loads(data[4 : 4 + length])
-    size, at, columns = sum(head["counts"]), 4 + length, {}
-    for column in head["columns"]:
-        columns[column["name"]] = np.frombuffer(data, "<" + column["type"], size, at)
-        at += columns[column["name"]].nbytes
+    at, columns = 4 + length, {}
+    for name, kind, size in map(dict.values, head["columns"]):
+        columns[name] = np.frombuffer(data, "<" + kind, size, at)
+        at += (columns[name].nbytes + 7) // 8 * 8
     assert at == len(data)
     return head, columns
 
@@ -114,6 +114,15 @@ def test_the_page_may_run_nothing_but_its_own_program(tmp_path: Path) -> None:
         assert f"{name}-src 'sha256-{named}'" in policy
     assert policy.startswith("default-src 'none';")
     assert not re.search(r"https?://|(?:src|href)=\"(?!data:)", page)
+
+
+def test_the_program_is_small_and_its_lines_are_short() -> None:
+    page = Path(ringsim.__file__).parent / "view/page"
+    texts = {path.name: path.read_text("utf-8") for path in page.iterdir()}
+    assert sum(len(text.encode()) for text in texts.values()) < 200_000
+    program = {name for name in texts if name.endswith(".js")}
+    long = {name: max(map(len, texts[name].splitlines())) for name in program}
+    assert {name for name in program if long[name] > 100} == set()
 
 
 def test_mistakes_are_told(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ import ringsim
 from ringsim import Trace, explore
 from ringsim.cli import main
 from ringsim.pipeline import Costs
-from ringsim.traces.events import MARK
+from ringsim.traces.events import MARK, SPAN
 from ringsim.traces.program import find_program
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
@@ -266,7 +267,7 @@ def test_keys_work_at_once_and_the_panel_can_be_resized(open_page: Open) -> None
     view.part("divider").press("ArrowLeft")
     width, stage = view.part("side").bounding_box(), view.part("stage").bounding_box
     assert width["width"] > beside["width"]
-    assert view.get("timeline.width") == stage()["width"]
+    view.until(f"timeline.width === {stage()['width']}")
     keys.press("q")
     assert (view.part("side").is_visible(), stage()["width"]) == (False, 1200)
     keys.press("q")
@@ -282,7 +283,7 @@ def test_the_legend_shows_and_hides_everything_that_is_drawn(open_page: Open) ->
     run = ringsim.simulate_schedule("1f1b", Costs(latency=0.1), num_ranks=4, num_microbatches=4)
     view = open_page(run.trace())
     view.text("panel")
-    drawn = "(timeline.draw(), [timeline.canvas.toDataURL(), timeline.overlay.toDataURL()])"
+    drawn = "(timeline.draw(), [timeline.canvas.toDataURL(), timeline.overlay.innerHTML])"
     entries = view.part("legend").get_by_role("button").all()
     names = [entry.inner_text().split(" ", 1)[1] for entry in entries]
     assert {"forward", "backward", "step", "bubble", "critical path", "message"} < {*names}
@@ -405,7 +406,7 @@ def test_the_ring_shows_who_waits_for_whom(
 ) -> None:
     view = open_page(trace)
     for width in (340, 260):
-        view.get("document.querySelector('aside').style.width = a", f"{width}px")
+        view.get("document.querySelector('.side').style.width = a", f"{width}px")
         view.get("(timeline.head = a, view.ring.draw())", head)
         assert seen in view.get("view.ring.boxes.map(({ text }) => text)")
         assert view.get(COLLISIONS) == []
@@ -529,7 +530,7 @@ def test_rows_of_a_thousand_ranks_fold_except_for_the_straggler(open_page: Open)
     # in the strip below, the straggler computes while all others wait
     strip = """[...new Uint32Array(timeline.overview.getContext("2d").getImageData(
         GUTTER + Math.round((timeline.width - GUTTER) * 6 / 9), 0, 1, 48).data.buffer)]"""
-    assert len(set(view.get(strip))) == 4  # the computation, waits, nothing, the frame
+    assert len(set(view.get(strip))) == 3  # the computation, waits, nothing
     view.part("stage").click(position={"x": 20, "y": 45})
     view.until("timeline.rows.some((row) => row.ranks.join() === '1')")
     view.part("stage").click(position={"x": 20, "y": 40})
@@ -557,8 +558,13 @@ def test_the_page_finds_the_program_as_python_does_and_shows_stuck_operations(
     view = open_page(trace)
     start = int(trace.events.post_ns[trace.events.kind != MARK].min())
     found = view.get(
-        """[timeline.runs[0]].map((run) => [[...run.before], [...run.after],
-            [...run.post.slice(run.size)], [...run.done.slice(run.size)]])[0]"""
+        """(([run]) => {
+            const lanes = run.head.counts.flatMap((_, rank) => run.lanesIn(rank, "program"));
+            const events = lanes.flatMap(({ events }) => [...events]);
+            const at = (column, first) => events.map((i) => column[i - first]);
+            const sides = [at(run.before, run.size), at(run.after, run.size)];
+            return [...sides, at(run.post, 0), at(run.done, 0)];
+        })(timeline.runs)"""
     )
     expected = gaps.before, gaps.after, gaps.start_ns - start, gaps.end_ns - start
     assert found == [column.tolist() for column in expected]
@@ -639,7 +645,7 @@ def test_the_code_shows_where_each_rank_is(open_page: Open) -> None:
     assert view.get("[...[...timeline.found.values()][0]]") == [0, 1, 0, 1]
     walked = []
     for button in ("next", "next", "previous"):
-        view.page.locator(".code").get_by_role("button", name=button).click()
+        view.page.get_by_role("button", name=button, exact=True).click()
         walked.append(view.get("timeline.selected.event"))
     assert walked == [second, first, second]
     view.text("panel")
@@ -649,6 +655,20 @@ def test_the_code_shows_where_each_rank_is(open_page: Open) -> None:
     assert view.part("search").input_value() == f"line:{computes}"
     view.page.keyboard.press("Enter")  # again: no search
     assert view.get("[view.part('search').value, timeline.found, view.tab]") == ["", None, "code"]
+
+
+def test_the_program_shows_the_function_and_the_lines_around_it(open_page: Open) -> None:
+    trace = ringsim.simulate(late_for_all_reduce, world_size=2, link=LINK)
+    is_span, post_ns = trace.events.kind == SPAN, trace.events.post_ns
+    done_ns = np.where(is_span, post_ns + 1, trace.events.done_ns)  # then the program runs
+    trace = dataclasses.replace(trace, events=dataclasses.replace(trace.events, done_ns=done_ns))
+    for shown, function in ((trace, "late_for_all_reduce, "), (trace.redact(), "")):
+        view = open_page(shown)
+        event = view.get("timeline.runs[0].lanesIn(1, 'program')[0].events[0]")
+        view.page.mouse.move(*view.at(event))
+        line = late_for_all_reduce.__code__.co_firstlineno
+        words = f"{function}{Path(__file__).name}:{line + 1} to {line + 2}"
+        assert words in view.text("tip").splitlines()
 
 
 def test_a_deadlock_is_a_circle_in_the_code(open_page: Open) -> None:
@@ -669,17 +689,17 @@ def test_a_deadlock_is_a_circle_in_the_code(open_page: Open) -> None:
 
 
 READ_STEP = """(() => {
-    const run = view.runs[a], [step, ...more] = findSteps(run), path = findCriticalPath(run);
-    const idle = [...step.computes.keys()].map((rank) => {
-        let sum = 0;
-        bubbles(run, step, rank, (from, until) => { sum += until - from; });
-        return sum;
+    const run = view.runs[a], [{ bubble }, ...more] = run.head.steps;
+    const [, others, begins, ends] = run.tables.path;
+    const idle = run.head.counts.map((_, rank) => {
+        const [ends, begins] = run.rowsOf("bubbles", rank);
+        return begins.reduce((sum, begin, k) => sum + ends[k] - begin, 0);
     });
-    const peaks = idle.map((_, k) => peakIn(liveActivations(run, [step], k), 0, Infinity));
-    const on = (stays) => path.reduce((sum, { to, from, until }) =>
-        sum + ((to === undefined) === stays ? until - from : 0), 0);
-    const joined = path.every(({ from }, k) => k === 0 || from === path[k - 1].until);
-    return { more: more.length, idle, peaks, share: bubbleShare(run, step),
+    const peaks = idle.map((_, rank) => peakIn(run, rank, 0, Infinity));
+    const on = (stays) => others.reduce((sum, other, k) =>
+        sum + ((other < 0) === stays ? ends[k] - begins[k] : 0), 0);
+    const joined = begins.every((begin, k) => k === 0 || begin === ends[k - 1]);
+    return { more: more.length, idle, peaks, share: bubble,
         computing: on(true), travelling: on(false), joined };
 })()"""
 
@@ -798,7 +818,7 @@ def test_an_explorer_is_an_aligned_grid_with_its_picture_first(open_page: Open) 
         assert len({tuple(edge for part in row for edge in part[:2][1:]) for row in rows}) <= 2
         chart, table, drawn = (
             view.get(f"document.querySelector('{part}').getBoundingClientRect().toJSON()")
-            for part in (".picture canvas", ".words table", ".parts > .ringsim")
+            for part in (".picture svg", ".words table", ".parts > .ringsim")
         )
         assert chart["bottom"] < 900, "the chart is above the fold"
         assert chart["bottom"] < drawn["top"]

@@ -276,3 +276,74 @@ def test_in_jupyterlab_the_view_moves_and_python_knows(lab: tuple[str, Path], pa
     page.get_by_text("Without a kernel, only the initial choice: rank 0 first sends").wait_for()
     page.locator(".jp-CodeCell").nth(2).locator("img").wait_for()
     assert page.locator(".ringsim").count() == 0
+
+
+@pytest.mark.distributed
+def test_in_jupyterlab_ranks_stay_from_cell_to_cell(lab: tuple[str, Path], page: Any) -> None:
+    url, folder = lab
+    sources = [
+        "%load_ext ringsim",
+        "%%ring -n 2 --keep\nx = 40 + ring.rank",
+        "%%ring --keep\nprint('x is', x)",
+        "%%ring --keep\nimport time\nprint('started')\ntime.sleep(1000)",
+        "%ring pull x",
+        "ranks[1].",
+    ]
+    kept = notebook(0)
+    kept.cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    nbformat.write(kept, folder / "kept.ipynb")
+    page.goto(f"{url}/lab/tree/kept.ipynb?reset")
+    page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
+    cell = page.locator(".jp-Notebook .jp-CodeCell")
+    run_cell(page, 0, ".jp-InputPrompt:has-text('[1]')")
+    run_cell(page, 1, "img")  # the trace
+    run_cell(page, 2, ".jp-OutputArea-output:has-text('[rank 1] x is 41')")
+    run_cell(page, 3, ".jp-OutputArea-output:has-text('[rank 1] started')")
+    page.get_by_title("Interrupt the kernel").click()
+    error = "Interrupted: the run was interrupted"
+    cell.nth(3).locator(f".jp-OutputArea-output:has-text('{error}')").wait_for()
+    run_cell(page, 4, ".jp-OutputArea-output:has-text('[40, 41]')")
+    cell.nth(5).locator(".cm-content").click()
+    page.keyboard.press("End")
+
+    # JupyterLab drops answers that come late, such as the first
+    def is_completed() -> bool:
+        page.keyboard.press("Tab")
+        page.wait_for_timeout(1000)
+        return bool(page.locator(".jp-Completer-item:has-text('x')").count())
+
+    until(is_completed)
+
+
+LIVE = """import pathlib, time
+import torch.distributed as dist
+import ringsim
+def worker():
+    while dist.get_rank() and not pathlib.Path("go").exists():
+        time.sleep(0.02)
+    dist.barrier()
+trace = ringsim.trace(worker, world_size=2, live=True)"""
+
+
+@pytest.mark.distributed
+def test_in_jupyterlab_a_widget_shows_the_run_while_it_runs(
+    lab: tuple[str, Path], page: Any
+) -> None:
+    url, folder = lab
+    cells = [nbformat.v4.new_code_cell(LIVE)]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), folder / "live.ipynb")
+    page.goto(f"{url}/lab/tree/live.ipynb?reset")
+    page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
+    run_cell(page, 0, ".ringsim.ready")
+    cell = page.locator(".jp-CodeCell").nth(0)
+    # the kernel is busy, and the ring shows who waits for whom
+    cell.get_by_text("rank 0 waits").wait_for()
+    cell.get_by_text("waiting for more than 1 s").wait_for()
+    assert cell.locator(".jp-InputPrompt").inner_text() == "[*]:"
+    assert "for rank 1: barrier" in cell.locator("#panel").inner_text()
+    (folder / "go").touch()
+    cell.get_by_text("measured on").wait_for()
+    assert cell.locator(".jp-InputPrompt").inner_text() == "[1]:"
+    cell.get_by_text("waiting for more than 1 s").wait_for(state="detached")
+    assert cell.locator(".ringsim").count() == 1

@@ -39,7 +39,7 @@ def send_first() -> None:
 def test_the_straggler_among_64_ranks_is_named_and_shown(open_page: Open) -> None:  # noqa: F811
     view = open_page(ringsim.simulate(pass_on, world_size=64, args=(4,), link=LINK))
     assert f"for rank {SLOW}" in view.text("panel"), "without any action"
-    odd = view.get("[...timeline.oddness(timeline.runs[0])]")
+    odd = view.get("timeline.runs[0].head.odd")
     assert odd.index(max(odd)) == SLOW, "the strip below shows the same rank"
 
 

@@ -103,10 +103,22 @@ def test_a_replay_that_explains_little_is_called_doubtful() -> None:
         wait_ns=np.array([0, 14, 8, 40]) * 10**6,
         done_ns=np.array([10, 16, 10, 60]) * 10**6,
     )
-    predicted = replace(LATE, events=late).what_if(ranks={0: 0.5})
+    late_run = replace(LATE, events=late)
+    predicted = late_run.what_if(ranks={0: 0.5})
     assert "DOUBTFUL" in predicted.summary()
+    error = "the replay itself is 33 % off"
+    assert f"predicted; {error})" in predicted.summary().splitlines()[0]
+    assert (
+        f"% longer ({error}): " in predicted.summary()
+        or f"% less ({error}): " in predicted.summary()
+    )
+    assert f"predicted, {error}." in predicted.describe()
+    assert f"This run was predicted; {error}." in str(predicted.explain())
+    comparison = ringsim.compare(late_run, predicted)
+    assert error in repr(comparison).splitlines()[0]
+    assert error in repr(ringsim.compare(predicted, late_run)).splitlines()[0]
     texts = [one.get_text() for one in predicted.plot_timeline().figure.findobj(Text)]
-    assert any("predicted (the unedited replay is 33 % off) from a run" in text for text in texts)
+    assert any("predicted (the replay itself is 33 % off) from a run" in text for text in texts)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +174,7 @@ def test_explain_offers_the_change_that_gains_most() -> None:
 def test_pictures_and_pages_show_the_recorded_run(tmp_path: Path) -> None:
     predicted = LATE.what_if(sends="isend")
     ax = predicted.plot_timeline()
-    known = "the unedited replay is less than 1 % off"
+    known = "the replay itself is less than 1 % off"
     for drawn in (ax, predicted.plot_ring()):
         assert drawn.get_title(loc="left").replace("\n", " ").endswith(f" (predicted; {known})")
     assert "predicted;" not in LATE.plot_timeline().get_title(loc="left")
@@ -202,11 +214,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     changes: Any = {"ranks": {0: 2.0}, "link": Link(1e-3, 1e-9 / 12), "sends": "isend"}
     assert ringsim.load(out) == LATE.what_if(**changes)
     assert main(["what-if", str(file), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["predicted_s"] == LATE.makespan_s
+    numbers = json.loads(capsys.readouterr().out)
+    assert (numbers["predicted_s"], numbers["replay_error"]) == (LATE.makespan_s, 0.0)
     for name in ("timeline.png", "page.html"):
         assert main(["what-if", str(file), "-o", str(tmp_path / name)]) == 0
         assert (tmp_path / name).exists()
-    for wrong in (["--rank", "0:2"], ["--link", "1"], ["-o", "run.txt"]):
+    for wrong in (["--rank", "0:2"], ["--link", "1"], ["--link", "1,0"], ["-o", "run.txt"]):
         with contextlib.suppress(SystemExit):
             assert main(["what-if", str(file), *wrong]) == 2
 

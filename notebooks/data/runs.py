@@ -61,9 +61,9 @@ def keep_runs(archive: str) -> None:
             archive, name_run(worker, world_size, args, kwargs), lambda: trace(worker, world_size=world_size, args=args, kwargs=kwargs)
         )
 
-    def keep_cell(shell: Any, line: str, cell: str) -> ringsim.Trace:
-        ranks = magics._make_parser().parse_args(line.split()).ranks
-        return keep(archive, name_run(cell, ranks), lambda: run_cell(shell, line, cell))
+    def keep_cell(kept: Any, line: str, cell: str) -> ringsim.Trace:
+        ranks = magics._make_parser().parse_args(line.split()).ranks or magics._NUM_RANKS
+        return keep(archive, name_run(cell, ranks), lambda: run_cell(kept, line, cell))
 
     vars(ringsim)["trace"], vars(magics)["_run_cell"] = keep_trace, keep_cell
 

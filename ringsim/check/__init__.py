@@ -10,6 +10,8 @@ or does not get enough CPU time, is *undecided*. A busy machine never makes an a
     check.ring(pass_round)             notebooks/01_ring: pass numbers around on the pair groups
     check.no_deadlock(exchange)        notebooks/02_send_recv_deadlock: send and receive on all
                                        ranks without a deadlock
+    check.every_order(add_up, order=...)  notebooks/02_send_recv_deadlock: choose an order that
+                                       deadlocks, and repair the program for every order
     check.alphabeta(fit)               notebooks/03_bandwidth: fit alpha and beta to message times
     check.partition(partition)         notebooks/04_stages: divide layers among stages
     check.hand_over(hand_over)         notebooks/04_stages: send a tensor of any shape to the next
@@ -66,7 +68,7 @@ from ringsim.check.predictions import prediction
 from ringsim.check.replicas import average_gradients
 from ringsim.check.rings import pair_groups, ring
 from ringsim.check.schedules import fast_schedule, fewest_microbatches, schedule
-from ringsim.check.send_recv import no_deadlock
+from ringsim.check.send_recv import every_order, no_deadlock
 from ringsim.check.stages import hand_over, partition
 
 __all__ = [
@@ -74,6 +76,7 @@ __all__ = [
     "alphabeta",
     "average_gradients",
     "diagnose",
+    "every_order",
     "fast_schedule",
     "fewest_microbatches",
     "gradients",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ringsim.check.examination import (
     Answer,
@@ -21,14 +21,12 @@ from ringsim.traces.value import Trace
 if TYPE_CHECKING:
     from ringsim.pipeline.reports import GradientRow
 
-__all__ = ["gradients"]
-
-_RAISED_HINT: Final = (
+_RAISED_HINT = (
     "If a value is None here, it is probably x.grad: call x.requires_grad_() before the forward "
     "pass, and pass that same x to the stage, not a copy. The first stage receives no activation "
     "and sends no gradient; the last stage sends no activation and receives no gradient."
 )
-_HINTS: Final = {
+_HINTS = {
     "missing": (
         "A stage gets its gradient from the next stage: call recv_gradient, and then "
         "y.backward(grad) with the y that you sent. Keep x and y of every microbatch until then."
@@ -52,7 +50,7 @@ _HINTS: Final = {
         "and no other part of the model."
     ),
 }
-_SMALL_HINT: Final = (
+_SMALL_HINT = (
     "The gradients are too small: do you divide the loss twice, or lose the gradients of some "
     "microbatches?"
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +15,7 @@ from ringsim.traces.run_parts import join_events
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 
-__all__ = ["diagnose"]
-
-_SIGNS: Final = {
+_SIGNS = {
     "deadlock": (
         "if it were, ranks would wait for each other in a cycle, so that no wait could end before "
         "another one had ended"
@@ -61,16 +59,16 @@ _SIGNS: Final = {
         "rank would cause most of the waiting"
     ),
 }
-_UNFINISHED_HINT: Final = (
+_UNFINISHED_HINT = (
     "Look at the operations that never completed: table = trace.to_pandas(); "
     'table[table["status"] != "ok"]. Which rank is the peer of each operation? Where do the two '
     "sides of the message agree, and where do they differ?"
 )
-_FINISHED_HINT: Final = (
+_FINISHED_HINT = (
     "Look at the timeline: which row has the fewest gaps, and which rows contain the waits? "
     "trace.plot_timeline() draws a large timeline."
 )
-_EVENT_HINT: Final = (
+_EVENT_HINT = (
     "An event is a row of trace.to_pandas(); its number is in the index, on the left. If the run "
     "got stuck, choose an operation between two of the ranks you named that never completed. If a "
     "rank failed, choose its last event, or an operation that waits for that rank. If the run was "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from ringsim.check.examination import (
     ALONE_HINT,
@@ -26,39 +26,37 @@ from ringsim.traces.value import Trace
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ring_all_reduce", "timed_op"]
-
 Complaint = tuple[str, str]  # a reason, to follow "On rank 0 of 3, ", and a hint
-_NAMES: Final = ("sum_up", "share_gradients", "agree", "merge", "add_over_ranks", "join_parts")
-_WRAPS_HINT: Final = (
+_NAMES = ("sum_up", "share_gradients", "agree", "merge", "add_over_ranks", "join_parts")
+_WRAPS_HINT = (
     "Decorate the inner function with functools.wraps(function), which copies the name, docstring "
     "and signature."
 )
-_RETURN_HINT: Final = (
+_RETURN_HINT = (
     "Define an inner function that calls the original function and returns its result. Then return "
     "the inner function: return timed."
 )
-_PASS_ON_HINT: Final = (
+_PASS_ON_HINT = (
     "Have the inner function accept *args and **kwargs, pass both on unchanged, and return the "
     "original function's result."
 )
-_SPAN_HINT: Final = "Put the call inside this block: with ringsim.span(function.__name__):"
+_SPAN_HINT = "Put the call inside this block: with ringsim.span(function.__name__):"
 Numbers = list[float]
-_ITEM_BYTES: Final = 4  # float32
-_WHOLE_HINT: Final = (
+_ITEM_BYTES = 4  # float32
+_WHOLE_HINT = (
     "Your whole tensor goes around the ring. Cut it into N chunks, tensor.chunk(N), and send one "
     "chunk at a time: in step s, rank r sends chunk (r - s) % N and receives chunk (r - s - 1) % N."
 )
-_HALF_HINT: Final = (
+_HALF_HINT = (
     "That is only half of the algorithm. In the first N - 1 steps, add the chunk that arrives to "
     "your own (reduce-scatter). In the next N - 1 steps, replace your own chunk with the chunk "
     "that arrives (all-gather)."
 )
-_BYTES_HINT: Final = (
+_BYTES_HINT = (
     "There are 2 (N - 1) steps. In each step, every rank sends one chunk, which is 1/N of the "
     "tensor, and receives a different one: for step in range(2 * (N - 1))."
 )
-_SUM_HINT: Final = (
+_SUM_HINT = (
     "In the first N - 1 steps, add the chunk that arrives to your chunk with the same number. In "
     "the last N - 1 steps, replace your chunk with the one that arrives. Receive into a new "
     "tensor, and update your chunk before you send it in the next step."

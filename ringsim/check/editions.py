@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import copy
 import re
-from typing import Any, Final
+from typing import Any
 
 from ringsim.errors import ArgumentError
 
-__all__ = ["EDITIONS", "make_edition", "tags_of"]
-
-EDITIONS: Final = ("student", "instructor", "slides")
-_ANSWER: Final = re.compile(
+EDITIONS = ("student", "instructor", "slides")
+_ANSWER = re.compile(
     r"\s*(<details><summary>(?!Hint).*?</details>|A solution is in the collapsed cell below\..*)",
     re.DOTALL,
 )

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -38,46 +38,46 @@ if TYPE_CHECKING:
     from ringsim.pipeline.reports import GradientRow
 
 # Limits of a run. A busy machine alone reaches neither, and a deadlock is found earlier.
-CPU_S: Final = 20.0  # CPU time of all ranks together: right answers take less than a tenth
-ASLEEP_S: Final = 20.0  # time in which all ranks sleep and none waits for a core
+CPU_S = 20.0  # CPU time of all ranks together: right answers take less than a tenth
+ASLEEP_S = 20.0  # time in which all ranks sleep and none waits for a core
 # for all runs of a check together, on any machine, without the time to kill ranks and to draw
-LIMIT_S: Final = 120.0
+LIMIT_S = 120.0
 # frames in ringsim itself do not help a student
-_PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
-_FRAME: Final = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in \S+\n\s+(?P<source>.+)')
-ALONE_HINT: Final = (
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+_FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in \S+\n\s+(?P<source>.+)')
+ALONE_HINT = (
     "A ring of one rank has no groups (both are None) and no rank to send to: "
     "range(ring.world_size - 1) is empty there."
 )
-RAISED_HINT: Final = (
+RAISED_HINT = (
     "Each pair group has only two ranks: use ring.succ with ring.succ_group, and ring.pred with "
     "ring.pred_group. In a ring of one rank there are no groups, and nothing to send."
 )
-_GROUP_HINT: Final = (
+_GROUP_HINT = (
     "Pass the group in every call: dist.isend(..., ring.succ, group=ring.succ_group), "
     "dist.recv(..., ring.pred, group=ring.pred_group)."
 )
-_ERROR_HINT: Final = (
+_ERROR_HINT = (
     "Run your function with ringsim.trace to see the whole error, and read the error from its last "
     "line upwards."
 )
-_STUCK_HINT: Final = (
+_STUCK_HINT = (
     "Follow the arrows in the picture: each arrow points from a rank to the rank that it waits for."
 )
-_SENTENCE: Final = re.compile(r"(?<=[.?:]) (?=[A-Z])")
-_SIGNS: Final = {
+_SENTENCE = re.compile(r"(?<=[.?:]) (?=[A-Z])")
+_SIGNS = {
     "passed": ("\N{CHECK MARK}", LOOKS["passed"].light),
     "not yet": ("\N{BALLOT X}", LOOKS["not_yet"].light),
     "undecided": ("?", LOOKS["undecided"].light),
 }
-_MOTIONS: Final = {
+_MOTIONS = {
     SEND: ("sent to", "go to", "successor", "predecessor"),
     RECV: ("received from", "come from", "predecessor", "successor"),
 }
 Answer = Callable[..., Any]  # a student's function
 Counted = tuple[str, str]  # a thing that is sent or received, and its direction
-VOCABULARY: Final = 11
-WIDTH: Final = 6
+VOCABULARY = 11
+WIDTH = 6
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -309,7 +309,7 @@ class Examination:
                 raise _stuck(trace, error.diagnosis) from None
             if timed_out:
                 raise _unended(world_size, effort) from None
-            raise self._failed(error, world_size, hint) from None
+            raise self.failed(error, world_size, hint) from None
         for leak in find_leaks(trace):
             if leak.operations[0].kind != COLLECTIVE:
                 raise Wrong(leak.message[:1].upper() + leak.message[1:], leak.hint)
@@ -362,7 +362,7 @@ class Examination:
             )
         return zip(cases, answers, strict=True)
 
-    def _failed(self, error: RingError, world_size: int, hint: str) -> Wrong:
+    def failed(self, error: RingError, world_size: int, hint: str) -> Wrong:
         """Returns the verdict for an error, with the student's own line."""
         text = str(error)
         first = text.splitlines()[0].rstrip(".")

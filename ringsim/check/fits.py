@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,27 +15,25 @@ from ringsim.traces.events import RECV, SEND, Ints
 from ringsim.traces.units import bytes_text
 from ringsim.traces.value import Trace
 
-__all__ = ["alphabeta"]
-
-TOLERANCE: Final = 0.3
-SIZES: Final = (8, 1024, 16 * 1024, 128 * 1024, 1024**2, 4 * 1024**2)
-LINKS: Final = 5
-REPEATS: Final = 9
-SLOW: Final = 2  # the number of delayed messages of each size, in the made-up data
-_UNITS_HINT: Final = (
+TOLERANCE = 0.3
+SIZES = (8, 1024, 16 * 1024, 128 * 1024, 1024**2, 4 * 1024**2)
+LINKS = 5
+REPEATS = 9
+SLOW = 2  # the number of delayed messages of each size, in the made-up data
+_UNITS_HINT = (
     "Return two numbers: alpha in seconds (40e-6, not 40) and beta in seconds per byte: return "
     "alpha, beta."
 )
-_SLOW_HINT: Final = (
+_SLOW_HINT = (
     "Some messages were delayed and took many times as long as the others. First take the median "
     "time for each size, and then fit the medians."
 )
-_WEIGHT_HINT: Final = (
+_WEIGHT_HINT = (
     "In a plain least-squares fit, the largest messages dominate: one percent of 50 ms is more "
     "than a hundred times alpha. Divide each error by the time: np.polyfit(sizes, times, 1, w=1 / "
     "times) returns beta, alpha."
 )
-_RAISED_HINT: Final = (
+_RAISED_HINT = (
     "Your function receives two numpy arrays of the same length: sizes in bytes and times in "
     "seconds, and each size occurs several times."
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import UserList
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 from ringsim.check.examination import (
     Answer,
@@ -19,11 +19,9 @@ from ringsim.check.examination import (
 from ringsim.traces.spans import mark
 from ringsim.traces.value import Trace
 
-__all__ = ["hello"]
-
-SPAN_NAME: Final = "share"
-_READ: Final = "a number is taken"
-_WHOLE_HINT: Final = (
+SPAN_NAME = "share"
+_READ = "a number is taken"
+_WHOLE_HINT = (
     "ringsim.current_ring() returns a ring with the rank and the world_size of this process. A "
     "share begins at index rank, and its numbers are world_size apart."
 )

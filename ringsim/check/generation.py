@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any
 
 from ringsim.check.examination import (
     RAISED_HINT,
@@ -23,19 +23,17 @@ from ringsim.schedules.generation import can_finish, plan_jobs, plan_steps, stea
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 
-__all__ = ["inner_iterations", "token_ring"]
-
-NUM_TOKENS: Final = 4
-VOCABULARY: Final = 1_000_003
-_COUNT_HINT: Final = (
+NUM_TOKENS = 4
+VOCABULARY = 1_000_003
+_COUNT_HINT = (
     "Send output unless it is None, and receive into space unless space is None: some calls pass "
     "only one of the two."
 )
-_VALUE_HINT: Final = (
+_VALUE_HINT = (
     "Receive into `space` itself, with dist.recv(space, ...): the stage does not see any other "
     "tensor."
 )
-WANTED: Final = Fraction(4, 5)
+WANTED = Fraction(4, 5)
 Setting = tuple[int, bool]
 
 

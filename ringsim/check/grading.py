@@ -15,15 +15,15 @@ import secrets
 from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from ringsim import check
 from ringsim.check.editions import make_edition, tags_of
 from ringsim.errors import ArgumentError, RingError
 
-POINTS: Final = 1  # for each exercise
-CELL_S: Final = 400.0  # the time limit of a cell, longer than a check takes on a busy machine
-_CALL: Final = "_ringsim_check"  # the name of ringsim.check in the grader's cells
+POINTS = 1  # for each exercise
+CELL_S = 400.0  # the time limit of a cell, longer than a check takes on a busy machine
+_CALL = "_ringsim_check"  # the name of ringsim.check in the grader's cells
 
 
 class Exercise(NamedTuple):

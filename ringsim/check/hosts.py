@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from itertools import combinations_with_replacement, permutations
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from ringsim.check.examination import (
     Answer,
@@ -19,24 +19,22 @@ from ringsim.check.examination import (
 from ringsim.traces.events import OP_CODES, Payload, Tables, make_events
 from ringsim.traces.value import Trace
 
-__all__ = ["slow_link"]
-
-RUNS: Final = 6
-ALPHA_NS: Final = 50_000  # latency on any link
-NS_PER_BYTE: Final = 1.0  # on a good link
-SLOW: Final = 8  # the factor of the slow link
-LATE_NS: Final = 300_000_000
-STALL_NS: Final = 3_000_000_000
+RUNS = 6
+ALPHA_NS = 50_000  # latency on any link
+NS_PER_BYTE = 1.0  # on a good link
+SLOW = 8  # the factor of the slow link
+LATE_NS = 300_000_000
+STALL_NS = 3_000_000_000
 # the misleading messages of two pairs of hosts; runs alternate between the rows
-MISLEADING: Final = (("busy", "late"), ("stall", "small"))
-SIZES: Final = (8, 64 * 1024, 128 * 1024, 256 * 1024, 4 * 1024**2)
-LARGEST: Final = len(SIZES) - 1
-PAYLOADS: Final = Tables(payloads=tuple(Payload("uint8", (size,), size) for size in SIZES))
+MISLEADING = (("busy", "late"), ("stall", "small"))
+SIZES = (8, 64 * 1024, 128 * 1024, 256 * 1024, 4 * 1024**2)
+LARGEST = len(SIZES) - 1
+PAYLOADS = Tables(payloads=tuple(Payload("uint8", (size,), size) for size in SIZES))
 Pair = tuple[str, str]  # hosts, in alphabetical order
-_PAIR_HINT: Final = (
+_PAIR_HINT = (
     "Return the names of the two hosts, as written in hosts, in any order: return first, second."
 )
-_HINTS: Final = {
+_HINTS = {
     "inner": (
         "The hosts of a message are hosts[src] and hosts[dst]. Look for a link between two hosts, "
         "and leave out messages within one host."

@@ -6,7 +6,7 @@ A patient is drawn from a name, so that each student gets a different one.
 from __future__ import annotations
 
 from random import Random
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import ringsim
 from ringsim.errors import ArgumentError, RingError, say
@@ -14,13 +14,11 @@ from ringsim.faults import Injection, Jitter, Slow
 from ringsim.link import Link
 from ringsim.traces.value import Trace
 
-__all__ = ["FAULTS", "Case", "draw", "patient"]
-
-_WIDTH: Final = 128
-_FORWARD_S: Final = 0.004
-_UP: Final = 100  # added to the tags of gradients
-_LINK: Final = Link(alpha_s=50e-6, beta_s_per_byte=1e-9)
-FAULTS: Final = (
+_WIDTH = 128
+_FORWARD_S = 0.004
+_UP = 100  # added to the tags of gradients
+_LINK = Link(alpha_s=50e-6, beta_s_per_byte=1e-9)
+FAULTS = (
     "straggler",
     "deadlock",
     "peer_exited",

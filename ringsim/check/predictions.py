@@ -7,8 +7,6 @@ from typing import Any
 from ringsim.check.examination import CheckResult, shown
 from ringsim.errors import is_number
 
-__all__ = ["prediction"]
-
 
 def prediction(said: Any, found: Any, *, unit: str = "", within: float = 0.3) -> CheckResult:
     """Compares a prediction with the result.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Final
 
 import numpy as np
 
@@ -20,25 +19,23 @@ from ringsim.traces.events import COLLECTIVE, OP_CODES, OP_NAMES, RECV, SEND
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 
-__all__ = ["average_gradients"]
-
-SIZES: Final = ((2, 2), (1, 3), (3, 2))  # stages and replicas
-SHAPES: Final[tuple[tuple[int, ...], ...]] = ((3, 4), (4,), (), (2, 1, 5))
-NUMBERS: Final = sum(math.prod(shape) for shape in SHAPES)
-_BUCKET_HINT: Final = (
+SIZES = ((2, 2), (1, 3), (3, 2))  # stages and replicas
+SHAPES: tuple[tuple[int, ...], ...] = ((3, 4), (4,), (), (2, 1, 5))
+NUMBERS = sum(math.prod(shape) for shape in SHAPES)
+_BUCKET_HINT = (
     "Join the gradients into one tensor, torch.cat([gradient.flatten() for gradient in "
     "gradients]). Reduce that tensor, and copy each part back to its gradient."
 )
-_PLACE_HINT: Final = (
+_PLACE_HINT = (
     "Write the result into the tensors in the list: gradient.copy_(...) writes into a tensor."
 )
-_MEAN_HINT: Final = (
+_MEAN_HINT = (
     "all_reduce only adds. Divide by the number of replicas, dist.get_world_size(replicas)."
 )
-_GROUP_HINT: Final = (
+_GROUP_HINT = (
     "Pass the group: dist.all_reduce(bucket, group=replicas). Other stages have other parameters."
 )
-_WAIT_HINT: Final = (
+_WAIT_HINT = (
     "An operation with async_op=True returns a handle. Call its wait() before you read the result."
 )
 

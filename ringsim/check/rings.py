@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any, Final
+from typing import Any
 
 from ringsim.check.examination import (
     ALONE_HINT,
@@ -23,20 +23,18 @@ from ringsim.traces.events import make_events
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 
-__all__ = ["pair_groups", "ring"]
-
 Pairs = list[tuple[int, int]]
-_SENT: Final = ("token", " to its successor")
-_RECEIVED: Final = ("token", " from its predecessor")
-_HINT: Final = (
+_SENT = ("token", " to its successor")
+_RECEIVED = ("token", " from its predecessor")
+_HINT = (
     "Group i contains rank i and its successor, rank (i + 1) % N: the successor of the last rank "
     "is rank 0."
 )
-_COUNT_HINT: Final = (
+_COUNT_HINT = (
     "Pass one token on in each round: send the token that you received last. After N - 1 rounds, "
     "every number has been on every rank: for _ in range(ring.world_size - 1)."
 )
-_SUM_HINT: Final = (
+_SUM_HINT = (
     "Keep two tensors: the token, which you pass on unchanged, and the total, to which you add "
     "every token that arrives. Receive into a new tensor, torch.empty_like(token), because a "
     "tensor that you are sending must not change."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain, islice
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from ringsim.check.examination import (
     Answer,
@@ -25,42 +25,40 @@ from ringsim.schedules.schedule import Schedule, parse_action
 from ringsim.simulator.schedules import simulate_schedule
 from ringsim.traces.units import count
 
-__all__ = ["fast_schedule", "fewest_microbatches", "schedule"]
-
 Size = tuple[int, int]  # ranks and microbatches
-MOST_RANKS: Final = 4  # in pictures
-_LISTS_HINT: Final = (
+MOST_RANKS = 4  # in pictures
+_LISTS_HINT = (
     'Return the actions of one rank as a list of strings, such as ["0F0", "0B0"]: stage, kind, '
     "microbatch. The stage is the rank."
 )
-_RULE_HINT: Final = (
+_RULE_HINT = (
     "Write down the order for 3 ranks and 4 microbatches by hand, and compare it with the result "
     "of your function. ringsim.pipeline.validate reports the same mistake."
 )
-_MEMORY_HINT: Final = (
+_MEMORY_HINT = (
     "A forward adds an activation, and a backward frees one. Rank s may begin with min(p - s - 1, "
     "m) forwards; after that, do a backward immediately after each forward."
 )
-_TIME_HINT: Final = (
+_TIME_HINT = (
     "A rank waits although it could compute. Begin on rank s with min(p - s - 1, m) forwards, so "
     "that its first backward finds its gradient ready. Then alternate between one forward and one "
     "backward, and end with the remaining backwards."
 )
-_FAST_HINT: Final = (
+_FAST_HINT = (
     "The last rank must not spend time on W while others wait for its I. Have rank s run the W of "
     "a microbatch s turns after its I. Then every rank holds at most p activations, and the "
     "remaining W actions fill the gap at the end."
 )
-_MOST: Final = 2**53  # microbatches that a float can count
-_ROUNDING: Final = 1e-9  # the rounding error of a bubble that is computed in a different way
-_NUMBER_HINT: Final = "Return one positive integer."
-_LOSS_HINT: Final = (
+_MOST = 2**53  # microbatches that a float can count
+_ROUNDING = 1e-9  # the rounding error of a bubble that is computed in a different way
+_NUMBER_HINT = "Return one positive integer."
+_LOSS_HINT = (
     "A formula without messages gives too few microbatches: in 1F1B, messages cost time for each "
     "microbatch. Ask the simulator: "
     'ringsim.simulate_schedule("1f1b", costs, num_ranks=..., num_microbatches=..., '
     'semantics="buffered").bubble'
 )
-_MORE_HINT: Final = (
+_MORE_HINT = (
     "Begin with 1 microbatch, and add one at a time until the simulated bubble is small enough."
 )
 

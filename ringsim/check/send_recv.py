@@ -1,13 +1,15 @@
-"""The check for the lesson on deadlocks: every rank sends and receives without a deadlock."""
+"""The checks for the lesson on deadlocks: exchanges, and orders, with and without a deadlock."""
 
 from __future__ import annotations
 
 import random
-from typing import Final
+from collections.abc import Iterable
 
 import numpy as np
 
+import ringsim
 from ringsim.check.examination import (
+    LIMIT_S,
     Answer,
     CheckResult,
     Examination,
@@ -19,20 +21,19 @@ from ringsim.check.examination import (
     shown,
     sides,
 )
-from ringsim.errors import ArgumentError
+from ringsim.errors import ArgumentError, RingError, name_ranks
+from ringsim.launch.recorded_cells import is_replaying, refuse
 from ringsim.traces.events import COLLECTIVE, OP_NAMES, SEND
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 
-__all__ = ["no_deadlock"]
-
-WAYS: Final = {
+WAYS = {
     "order": ("send", "recv"),
     "isend": ("isend", "irecv", "send", "recv"),
     "batch": ("batch_isend", "batch_irecv"),
 }
-_WORLD_SIZES: Final = (3, 2, 4, 5)
-_WAY_HINTS: Final = {
+_WORLD_SIZES = (3, 2, 4, 5)
+_WAY_HINTS = {
     "order": (
         "Use only dist.send and dist.recv. Some ranks must send first, and others must receive "
         "first."
@@ -43,14 +44,20 @@ _WAY_HINTS: Final = {
         "every handle that it returns."
     ),
 }
-_VALUE_HINT: Final = (
+_VALUE_HINT = (
     "Receive into a new tensor, torch.empty_like(mine), and return that tensor. Until wait() "
     "returns, do not change a tensor that you are sending, and do not read a tensor that you are "
     "receiving."
 )
-_COUNT_HINT: Final = (
-    "Each call sends one tensor to ring.succ and receives one tensor from ring.pred."
+_ORDER_HINT = (
+    "Look at the lines of rank 0. Which message must its first recv take, so that its second recv "
+    "waits forever? Let the ranks go until none may go."
 )
+_REPAIR_HINT = (
+    "Play the order of the verdict with ringsim.explore.scheduler. From which ranks may rank 0 "
+    "receive, so that every message finds a recv?"
+)
+_COUNT_HINT = "Each call sends one tensor to ring.succ and receives one tensor from ring.pred."
 
 
 def no_deadlock(
@@ -190,3 +197,103 @@ def _judge_way(trace: Trace, way: str) -> None:
         f'solve it with "{way}".'
     )
     raise Wrong(reason, _WAY_HINTS[way])
+
+
+def every_order(function: Answer, *, order: Iterable[int], seed: int | None = None) -> CheckResult:
+    """Checks a deadlock that you bring about, and a repaired program that never deadlocks.
+
+    In the lesson's program, rank 0 adds up the tensors of all ranks, and sends the sum to the other
+    ranks. It receives first from any rank, and then from the other ranks in turn.
+    ``function(mine)`` is the repaired program, which returns the sum on every rank. The check tries
+    every order of 3 and 4 simulated ranks; see ``ringsim.explore.scheduler``.
+
+    Args:
+        function: the repaired program.
+        order: the choices for ``ringsim.explore.scheduler`` with which the lesson's program
+            deadlocks on 3 ranks.
+        seed: the seed for generating the numbers, or None for a random seed.
+
+    Returns:
+        The verdict; its diagnosis shows the waits.
+
+    Example:
+        >>> print(every_order(lambda mine: mine, order=[1, 0], seed=1).reason)
+        After your choices, ranks 0, 1 and 2 may still go.
+    """
+    return examine("every_order", function, lambda one: _judge_orders(one, order), seed)
+
+
+def _judge_orders(examination: Examination, order: Iterable[int]) -> str:
+    tried, world_size = 0, 3
+    try:
+        if is_replaying():
+            refuse("cannot try orders")
+        _judge_choices([*order])
+        for world_size in (3, 4):
+            tried += _try_orders(examination, world_size)
+    except TypeError:
+        raise Wrong(
+            f"Your order must be a list of ranks, got {shown(order)}.", _ORDER_HINT
+        ) from None
+    except ArgumentError as error:
+        raise Wrong(f"Your order is impossible: {error}", _ORDER_HINT) from None
+    except RingError as error:
+        raise examination.failed(error, world_size, "") from None
+    return (
+        "Your order brings about the deadlock, and your program has none: the check tried every "
+        f"order of 3 and 4 ranks that can make a difference, {count(tried, 'order')}."
+    )
+
+
+def _judge_choices(order: Iterable[int]) -> None:
+    """Raises ``Wrong`` unless the lesson's program deadlocks in an order."""
+    game = ringsim.explore.scheduler(_add_up, world_size=3).step(*order)
+    if game.possible:
+        reason = f"After your choices, {name_ranks(game.possible)} may still go."
+        raise Wrong(reason, _ORDER_HINT)
+    if game.finished:
+        raise Wrong("In your order, the program finishes.", _ORDER_HINT, game.trace)
+
+
+def _try_orders(examination: Examination, world_size: int) -> int:
+    """Returns the number of orders, and raises ``Wrong`` if the answer fails in one of them."""
+    args = examination.function, examination.random.randrange(10**6)
+    game = ringsim.explore.scheduler(_add_up_on_rank, world_size=world_size, args=args)
+    found = game.explore(most=1000, limit_s=LIMIT_S)
+    if found.left and found.order is None:
+        raise Wrong(f"{found!r}.", "Send and receive fewer messages.", undecided=True)
+    if found.order is None:
+        return found.tried
+    game.step(*found.order)
+    if game.deadlock is None:
+        raise game.error
+    (cause, *_) = game.deadlock.findings
+    reason = f"In the order {', '.join(map(str, found.order))}, {cause.message}"
+    raise Wrong(reason, _REPAIR_HINT, game.trace, diagnosis=game.deadlock)
+
+
+def _add_up() -> None:
+    """The program of the lesson, for three ranks."""
+    import torch  # here, so that a process that only starts ranks does not load it
+    from torch import distributed as dist
+
+    tensor = torch.zeros(1)
+    if dist.get_rank() > 0:
+        dist.send(tensor, 0)
+        dist.recv(tensor, 0)
+        return
+    for source in (None, 2):
+        dist.recv(tensor, source)
+    for rank in (1, 2):
+        dist.send(tensor, rank)
+
+
+def _add_up_on_rank(function: Answer, secret: int) -> None:
+    """Raises ValueError unless the answer returns the sum of all ranks' tensors."""
+    import torch  # as above
+
+    ring = ringsim.current_ring()
+    numbers = [_fill(secret, 0, rank) for rank in range(ring.world_size)]
+    answer = plain_tensor(function(torch.full((1,), numbers[ring.rank])))
+    if answer != ((1,), [sum(numbers)]):
+        raise ValueError(f"the sum of all tensors must be {[sum(numbers)]}, got {shown(answer)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,45 +25,43 @@ from ringsim.traces.events import SEND
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 
-__all__ = ["hand_over", "partition"]
-
 Cut = list[list[int]]  # for each stage, its layers
-_ENTRIES_HINT: Final = (
+_ENTRIES_HINT = (
     "Return a list with one entry per stage, even for a stage without layers: range(3, 3) is an "
     "empty range."
 )
-_LOST_HINT: Final = (
+_LOST_HINT = (
     "With num_layers // num_stages layers per stage, num_layers % num_stages layers remain. Give "
     "one of them to each of the first num_layers % num_stages stages."
 )
-_ORDER_HINT: Final = (
+_ORDER_HINT = (
     "Divide the layers from front to back: each stage begins where the previous stage ends. Keep "
     "the next start in a variable."
 )
-_BALANCE_HINT: Final = (
+_BALANCE_HINT = (
     "A pipeline is as fast as its slowest stage. Do not give all remaining layers to one stage: "
     "give one more layer to each of the first num_layers % num_stages stages."
 )
-_ITEM_BYTES: Final = 4  # float32
-_MOST_DIMENSIONS: Final = 4
+_ITEM_BYTES = 4  # float32
+_MOST_DIMENSIONS = 4
 Shape = tuple[int, ...]
 Floats = npt.NDArray[np.float32]
-_RAISED_HINT: Final = (
+_RAISED_HINT = (
     "Stages form a line: rank 0 has no predecessor, the last rank has no successor, and a single "
     "rank has neither. A recv needs a tensor of the same size as the tensor that is sent, so send "
     "the shape first. Tensors that you send must be contiguous."
 )
-_TWO_MESSAGES_HINT: Final = (
+_TWO_MESSAGES_HINT = (
     "Send two messages for each tensor: first one int64 tensor with the number of dimensions and "
     "the dimensions, and then the payload. A message for each dimension would cost several "
     "latencies."
 )
-_FIXED_HINT: Final = (
+_FIXED_HINT = (
     "The receiver must create a tensor for the header before it knows the shape, so the size of "
     "the header must not depend on the shape. Tensors have at most 4 dimensions here: pad the "
     "header with zeros."
 )
-_VALUE_HINT: Final = (
+_VALUE_HINT = (
     "Receive into torch.empty(shape) with the shape from the header, and return that tensor. Send "
     "tensor.contiguous()."
 )

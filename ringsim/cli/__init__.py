@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import ringsim
-from ringsim.cli import demo, doctor, grade, lessons, measure, record, traces, virtual
+from ringsim.cli import demo, doctor, grade, lessons, measure, record, traces, virtual, watch
 from ringsim.errors import ArgumentError, Interrupted, RingError, escape
 
 VERBS = (
     demo.add_demo,
     demo.add_generate,
     record.add_trace,
+    watch.add_parser,
     record.add_merge,
     traces.add_show,
     traces.add_open,

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import ringsim
 from ringsim.cli.verb import (
     Verbs,
+    add_flag,
     add_out,
+    add_ranks,
     add_verb,
     make_directory,
     save_trace,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
 # the number of steps repeated in one process; over so few, rounding errors stay small
 CHECKED_STEPS, TOLERANCE = 3, 1e-3
+_RANKS = "number of ranks, with one stage each (default: 4)"
 
 
 def add_demo(verbs: Verbs[argparse.ArgumentParser]) -> None:
@@ -53,13 +56,7 @@ def add_demo(verbs: Verbs[argparse.ArgumentParser]) -> None:
         "and draw the recorded run"
     )
     parser = add_verb(verbs, "demo", help_text, "ringsim demo -n 4 -o demo", run_demo)
-    parser.add_argument(
-        "-n",
-        "--ranks",
-        type=int,
-        default=4,
-        help="number of ranks, with one stage each (default: 4)",
-    )
+    add_ranks(parser, _RANKS, 4)
     add_out(parser, "DIR", "directory for the trace and the pictures (default: demo)", "demo")
 
 
@@ -113,13 +110,7 @@ def add_generate(verbs: Verbs[argparse.ArgumentParser]) -> None:
         "ringsim generate -n 4 --inner 4 --tokens 8 -o generation",
         run_generate,
     )
-    parser.add_argument(
-        "-n",
-        "--ranks",
-        type=int,
-        default=4,
-        help="number of ranks, with one stage each (default: 4)",
-    )
+    add_ranks(parser, _RANKS, 4)
     parser.add_argument(
         "--inner",
         type=int,
@@ -142,9 +133,7 @@ def add_generate(verbs: Verbs[argparse.ArgumentParser]) -> None:
         metavar="MS",
         help="compute time of a stage per token, in ms (default: 10)",
     )
-    parser.add_argument(
-        "--compare", action="store_true", help="also measure other numbers of inner iterations"
-    )
+    add_flag(parser, "also measure other numbers of inner iterations", "--compare")
     add_out(
         parser,
         "DIR",

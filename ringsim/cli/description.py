@@ -24,7 +24,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from ringsim.cli.toml_table import BANDWIDTH, SIZE, TEXT, TIME, TRUTH, TomlTable, at_least, number
 from ringsim.errors import LONGEST_S, ArgumentError, RingError, ScheduleError, escape
@@ -53,12 +53,12 @@ if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
 # these are simulated without writing out their actions; stage s is on rank s
-_BY_RULE: Final = ("gpipe", "afab", "1f1b")
-_MOST_FORWARDS: Final = 20_000_000
-_MOST_WRITTEN_OUT: Final = 1_000_000  # for the other schedules: half a minute and a gigabyte
-_MOST_REHEARSED: Final = 100_000  # by simulated ranks: a minute
-_FREE: Final = Link(0.0, 0.0)  # for one rank, which sends nothing
-_TOPOLOGIES: Final = ("hosts", "full_bisection", "ring")
+_BY_RULE = ("gpipe", "afab", "1f1b")
+_MOST_FORWARDS = 20_000_000
+_MOST_WRITTEN_OUT = 1_000_000  # for the other schedules: half a minute and a gigabyte
+_MOST_REHEARSED = 100_000  # by simulated ranks: a minute
+_FREE = Link(0.0, 0.0)  # for one rank, which sends nothing
+_TOPOLOGIES = ("hosts", "full_bisection", "ring")
 
 Links = Link | dict[tuple[int, int], Link]
 Network = Hosts | FullBisection | RingLinks

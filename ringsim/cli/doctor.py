@@ -21,7 +21,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -34,13 +33,13 @@ from ringsim.traces.bandwidths import Bandwidths
 from ringsim.traces.bandwidths import load as load_table
 from ringsim.traces.units import bytes_text, count
 
-_STORE_PEER: Final = "::ffff:127.0.0.1"  # loopback, as torch's store client sees it
-_LOOK_UPS: Final = 32  # at the same time: with this many, ranks have been observed to wait
+_STORE_PEER = "::ffff:127.0.0.1"  # loopback, as torch's store client sees it
+_LOOK_UPS = 32  # at the same time: with this many, ranks have been observed to wait
 # the C library waits five seconds for a silent name server, and then asks again
-_LOOK_UP_LIMIT_S: Final = 6.0
-_SLOW_LOOK_UP_S: Final = 0.5
-NO_TORCH: Final = "torch is not installed: you can read and draw traces, but not run ranks"
-MEASURE: Final = {
+_LOOK_UP_LIMIT_S = 6.0
+_SLOW_LOOK_UP_S = 0.5
+NO_TORCH = "torch is not installed: you can read and draw traces, but not run ranks"
+MEASURE = {
     "gloo": "not measured: run `ringsim bandwidth`",
     "nccl": "not measured: run `ringsim bandwidth --device gpu`",
 }
@@ -282,6 +281,7 @@ def _processes() -> tuple[bool, str, str]:
         "server": "fork servers",
         "parked": "parked ranks (they end after a minute)",
         "rank": "running ranks",
+        "idle": "ranks of sessions, between two calls",
     }
     text = "; ".join(
         f"{words.get(kind, kind)}: {', '.join(sorted(pids, key=int))}"
@@ -422,7 +422,7 @@ def _bandwidth(backend: str, facts: BackendFacts, table: Bandwidths | None) -> s
         return measured
     if backend == "nccl" and not facts.gpus:
         # on use: it loads Matplotlib, which most commands do not need
-        from ringsim.plot.charts import FIGURES
+        from ringsim.plot.published import FIGURES
 
         rates = [
             figure.bandwidth_gb_per_s for figure in FIGURES if figure.bandwidth_gb_per_s is not None

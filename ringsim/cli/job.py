@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -17,8 +17,8 @@ from ringsim.environment import count_crossings
 from ringsim.errors import RingError, name_ranks
 from ringsim.traces.units import count
 
-_LISTENS: Final = "0A"  # the state of a socket in /proc/net/tcp
-_SOURCE: Final = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+_LISTENS = "0A"  # the state of a socket in /proc/net/tcp
+_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 
 
 def examine_job() -> list[tuple[bool, str, str]] | None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import ringsim
 from ringsim.cli.verb import (
     Verbs,
+    add_flag,
     add_json,
+    add_ranks,
     add_verb,
     check_ending,
     list_rows,
@@ -24,8 +26,8 @@ from ringsim.errors import RingError
 if TYPE_CHECKING:
     from ringsim.traces.bandwidths import Bandwidths
 
-_UNITS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
-_WAYS: Final = (".json", ".csv", ".png", ".svg")
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+_WAYS = (".json", ".csv", ".png", ".svg")
 
 
 def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
@@ -37,9 +39,7 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
         "ringsim bandwidth -n 2 --sizes 8,4K,1M --limit 20 -o links.png -o links.json",
         run,
     )
-    parser.add_argument(
-        "-n", "--ranks", type=int, help="number of ranks (default: 2, or all under torchrun)"
-    )
+    add_ranks(parser, "number of ranks (default: 2, or all under torchrun)")
     parser.add_argument(
         "--sizes",
         type=_sizes,
@@ -64,11 +64,7 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
         default="cpu",
         help="cpu for Gloo, gpu for NCCL (default: cpu)",
     )
-    parser.add_argument(
-        "--no-ceilings",
-        action="store_true",
-        help="do not measure raw TCP and memory copies",
-    )
+    add_flag(parser, "do not measure raw TCP and memory copies", "--no-ceilings")
     parser.add_argument(
         "--limit",
         type=float,

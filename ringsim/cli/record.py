@@ -6,13 +6,18 @@ import argparse
 import itertools
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ringsim
 from ringsim.cli.verb import (
     Verbs,
+    add_flag,
+    add_module,
     add_out,
+    add_ranks,
+    add_rest,
     add_verb,
     keep_what_was_recorded,
     save_trace,
@@ -39,25 +44,21 @@ def add_trace(verbs: Verbs[argparse.ArgumentParser]) -> None:
     )
     add_rank_options(parser)
     add_out(parser, "FILE", "trace file to write (default: SCRIPT.ringtrace)")
+    words = "overwrite an existing trace file (default: use the next free name)"
+    add_flag(parser, words, "-f", "--force")
+    words = "also save the source code of your files, which the page of the trace then shows"
+    add_flag(parser, words, "--source")
     parser.add_argument(
-        "-f",
-        "--force",
+        "--live",
         action="store_true",
-        help="overwrite an existing trace file (default: use the next free name)",
-    )
-    parser.add_argument(
-        "--source",
-        action="store_true",
-        help="also save the source code of your files, which the page of the trace then shows",
+        help="show the run while it runs, in your browser or as one line per rank",
     )
     parser.add_argument(
         "script",
         metavar="SCRIPT",
         help="script (or module, with -m), followed by its arguments",
     )
-    parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS
-    )
+    add_rest(parser)
 
 
 def add_merge(verbs: Verbs[argparse.ArgumentParser]) -> None:
@@ -83,16 +84,11 @@ def run_merge(options: argparse.Namespace) -> int:
 
 def add_rank_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options for the ranks on which a script runs."""
-    parser.add_argument(
-        "-n",
-        "--ranks",
-        type=int,
-        help="number of ranks (default: 2, or as many as the script, torchrun, srun or mpirun "
-        "starts)",
+    add_ranks(
+        parser,
+        "number of ranks (default: 2, or as many as the script, torchrun, srun or mpirun starts)",
     )
-    parser.add_argument(
-        "-m", "--module", action="store_true", help="run SCRIPT as a module, like python -m"
-    )
+    add_module(parser)
     parser.add_argument(
         "--device",
         choices=("cpu", "gpu"),
@@ -127,7 +123,8 @@ def run_trace(options: argparse.Namespace) -> int:
             f"{escape(str(there))} exists, writing {escape(str(out))} instead (use -f to overwrite)"
         )
     with keep_what_was_recorded(out, source=options.source):
-        trace = run_script(options, keep_at=out.with_name(out.name + ".parts"))
+        parts = out.with_name(out.name + ".parts")
+        trace = run_script(options, keep_at=parts, live=options.live)
     trace.save(out, source=options.source)
     print(trace.summary())
     tell_written(out)
@@ -157,6 +154,11 @@ def record_rank(options: argparse.Namespace, out: Path) -> int:
             f"-n cannot be used if a launcher starts the ranks, got {options.ranks}. Remove -n, or "
             "run without the launcher."
         )
+    if options.live:
+        raise ArgumentError(
+            "--live cannot be used if a launcher starts the ranks. Remove it, and use ringsim "
+            "watch in another terminal."
+        )
     written = record_program(
         options.script, options.arguments, out, check=options.check, module=options.module
     )
@@ -169,12 +171,15 @@ def record_rank(options: argparse.Namespace, out: Path) -> int:
     return 0
 
 
-def run_script(options: argparse.Namespace, *, keep_at: Path | None = None) -> Trace:
+def run_script(
+    options: argparse.Namespace, *, keep_at: Path | None = None, live: bool = False
+) -> Trace:
     """Runs ``options.script`` on ranks, with ``options.arguments``.
 
     Args:
         options: the parsed command line, with the options of ``add_rank_options``.
         keep_at: the directory for the ranks' records, or None for a temporary one.
+        live: whether to show the run while it runs.
 
     Raises:
         ArgumentError: there is no such script, or ``keep_at`` already exists.
@@ -182,6 +187,7 @@ def run_script(options: argparse.Namespace, *, keep_at: Path | None = None) -> T
     """
     from ringsim.launch.api import make_kind
     from ringsim.launch.job import pack_script
+    from ringsim.launch.live import run_live
     from ringsim.launch.run import RunOptions
     from ringsim.launch.run import run as run_job
 
@@ -204,7 +210,10 @@ def run_script(options: argparse.Namespace, *, keep_at: Path | None = None) -> T
         check=options.check,
     )
     try:
-        return run_job(job, kind, RunOptions(limit_s=options.limit, keep_at=keep_at))
+        ranked = RunOptions(limit_s=options.limit, keep_at=keep_at)
+        if live:
+            return run_live(partial(run_job, job, kind), ranked, ranks)
+        return run_job(job, kind, ranked)
     except StartsRanks:
         if options.ranks is not None:
             raise

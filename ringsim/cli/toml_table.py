@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any
 
 from ringsim.errors import (
     LONGEST_S,
@@ -51,8 +51,8 @@ def number(least: float = 0.0) -> Rule:
     return Rule(words, lambda value: is_number(value) and value >= least, float)
 
 
-TEXT: Final = Rule("a string", lambda value: isinstance(value, str), str)
-TRUTH: Final = Rule("true or false", lambda value: isinstance(value, bool), bool)
+TEXT = Rule("a string", lambda value: isinstance(value, str), str)
+TRUTH = Rule("true or false", lambda value: isinstance(value, bool), bool)
 
 
 @dataclass(frozen=True)
@@ -76,18 +76,16 @@ class Units:
 
 
 # the limit for any number: far above sensible values, far below the largest float
-_LARGEST: Final = 1e30
-TIME: Final = Units(
+_LARGEST = 1e30
+TIME = Units(
     {"s": 1, "ms": Fraction("1e-3"), "us": Fraction("1e-6"), "ns": Fraction("1e-9")},
     LONGEST_S,
     "at most 285 years, because a trace counts ns",
 )
-SIZE: Final = Units(
+SIZE = Units(
     {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}, 2**53, f"at most {2**53:,} bytes"
 )
-BANDWIDTH: Final = Units(
-    {"gb_per_s": 10**9, "mb_per_s": 10**6}, _LARGEST, f"at most {_LARGEST:g} bytes/s"
-)
+BANDWIDTH = Units({"gb_per_s": 10**9, "mb_per_s": 10**6}, _LARGEST, f"at most {_LARGEST:g} bytes/s")
 
 
 class TomlTable:

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
 import sys
 import webbrowser
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import ringsim
 from ringsim.cli.record import add_rank_options, run_script
 from ringsim.cli.verb import (
     Verbs,
+    add_flag,
     add_json,
     add_out,
+    add_rest,
     add_verb,
     check_ending,
     list_rows,
     make_directory,
+    make_link,
     save_trace,
     tell,
     tell_written,
@@ -30,7 +32,6 @@ from ringsim.cli.verb import (
 )
 from ringsim.errors import ArgumentError, Interrupted, RingError, escape
 from ringsim.launch.progress import Progress
-from ringsim.link import Link
 from ringsim.traces.display import Style
 from ringsim.traces.summary import Totals, count_file, count_trace
 from ringsim.view.html import to_html
@@ -42,10 +43,10 @@ if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
 
-NEWEST: Final = "or a script (.py) to use its newest trace in this directory"
-PICTURES: Final = (".png", ".svg", ".pdf", ".html")
+NEWEST = "or a script (.py) to use its newest trace in this directory"
+PICTURES = (".png", ".svg", ".pdf", ".html")
 # the method of Trace for each extension of the path
-EXPORTS: Final = {".pftrace": "to_perfetto", ".json": "to_chrome"}
+EXPORTS = {".pftrace": "to_perfetto", ".json": "to_chrome"}
 
 
 def add_show(verbs: Verbs[argparse.ArgumentParser]) -> None:
@@ -115,7 +116,7 @@ def _count(file: Path, whole_table: bool) -> Totals:
         return count_file(file, whole_table=whole_table, on_rank=on_rank)
     finally:
         for line in lines:
-            line.clear()
+            line.close()
 
 
 def write_page(traces: Sequence[Trace], file: Path, names: Sequence[str] = ()) -> None:
@@ -153,9 +154,7 @@ def add_open(verbs: Verbs[argparse.ArgumentParser]) -> None:
         help=f"trace file, {NEWEST}; several files share one time axis",
     )
     add_out(parser, "FILE", "page to write (default: FILE.html)")
-    parser.add_argument(
-        "--no-browser", action="store_true", help="write the page without opening it"
-    )
+    add_flag(parser, "write the page without opening it", "--no-browser")
 
 
 def run_open(options: argparse.Namespace) -> int:
@@ -267,12 +266,15 @@ def run_what_if(options: argparse.Namespace) -> int:
         check_ending("-o", out, (".ringtrace", *PICTURES))
     trace = ringsim.load(find_newest(options.file))
     ranks = {rank if rank % 1 else int(rank): factor for rank, factor in options.rank}
-    link = None
-    if options.link is not None:
-        latency_us, bandwidth = options.link
-        link = Link(latency_us * 1e-6, 1e-9 / bandwidth if bandwidth else math.inf)
+    link = None if options.link is None else make_link("--link", *options.link)
     predicted = trace.what_if(ranks=ranks, link=link, sends=options.sends)
-    tell(options, predicted.summary, lambda: predicted.metadata["prediction"])
+    tell(
+        options,
+        predicted.summary,
+        lambda: (
+            predicted.metadata["prediction"] | {"replay_error": predicted.metadata["replay_error"]}
+        ),
+    )
     if out is not None:
         (save_trace if out.suffix == ".ringtrace" else _write_one)(predicted, out)
     return 0
@@ -285,7 +287,7 @@ def pair(text: str) -> tuple[float, float]:
 
 
 # the purpose of a figure: the extension of its file, and its style
-PURPOSES: Final[dict[str, tuple[str, Style]]] = {
+PURPOSES: dict[str, tuple[str, Style]] = {
     "paper": (".pdf", {"figsize": (3.3, None), "compact": True}),  # the width of a column
     "slide": (".png", {"figsize": (9.6, 5.4), "dpi": 200}),
     "web": (".svg", {}),
@@ -307,7 +309,7 @@ def add_figures(verbs: Verbs[argparse.ArgumentParser]) -> None:
         help="paper: PDF, 3.3 inches wide, with the words for its caption in a text file; slide: "
         "PNG, 1920 x 1080; web: SVG (default: web)",
     )
-    parser.add_argument("--dark", action="store_true", help="use a dark background")
+    add_flag(parser, "use a dark background", "--dark")
     add_out(parser, "DIR", "directory for the figures (default: figures)", "figures")
 
 
@@ -367,9 +369,7 @@ def add_explain(verbs: Verbs[argparse.ArgumentParser]) -> None:
         "run first if no trace is newer than the script, or if you pass arguments or an "
         "option that applies to the run, such as -n",
     )
-    parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS
-    )
+    add_rest(parser)
 
 
 def runs_script(options: argparse.Namespace) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ringsim.errors import ArgumentError, Interrupted, RingError, escape
+from ringsim.link import Link
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,11 +48,29 @@ def add_out(
     parser.add_argument("-o", "--out", type=Path, default=default, metavar=metavar, help=help_text)
 
 
+def add_flag(parser: argparse.ArgumentParser, help_text: str, *names: str) -> None:
+    """Adds an option without a value."""
+    parser.add_argument(*names, action="store_true", help=help_text)
+
+
+def add_module(parser: argparse.ArgumentParser) -> None:
+    """Adds the option to run a module instead of a script."""
+    add_flag(parser, "run SCRIPT as a module, like python -m", "-m", "--module")
+
+
+def add_ranks(parser: argparse.ArgumentParser, help_text: str, default: int | None = None) -> None:
+    """Adds the option for the number of ranks."""
+    parser.add_argument("-n", "--ranks", type=int, default=default, help=help_text)
+
+
+def add_rest(parser: argparse.ArgumentParser) -> None:
+    """Adds a script's own arguments, which end the command line and are not in its help."""
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Adds the option that makes ``tell`` print JSON."""
-    parser.add_argument(
-        "--json", action="store_true", help="print machine-readable JSON instead of text"
-    )
+    add_flag(parser, "print machine-readable JSON instead of text", "--json")
 
 
 def tell(
@@ -101,6 +121,16 @@ def check_ending(option: str, file: Path, endings: Iterable[str]) -> None:
             f"the file for {option} must end in {' or '.join(endings)}, got {str(file)!r}. Change "
             "its extension."
         )
+
+
+def make_link(options: str, latency_us: float, bandwidth_gbps: float) -> Link:
+    """Returns the link that the user has described; raises ArgumentError if it is impossible."""
+    if not (0 <= latency_us < math.inf and bandwidth_gbps > 0):
+        raise ArgumentError(
+            f"{options} must be a non-negative latency and a positive bandwidth, got "
+            f"{latency_us:g} and {bandwidth_gbps:g}. Use microseconds and 1e9 bytes/s."
+        )
+    return Link(latency_us * 1e-6, 1e-9 / bandwidth_gbps)
 
 
 def make_directory(path: Path) -> None:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, SupportsFloat
+from typing import TYPE_CHECKING, SupportsFloat
 
 from ringsim.cli.description import Description, Network, read_description
 from ringsim.cli.verb import (
     Verbs,
+    add_flag,
     add_json,
+    add_module,
+    add_ranks,
+    add_rest,
     add_verb,
     keep_what_was_recorded,
+    make_link,
     save_trace,
     tell,
     write_picture,
 )
 from ringsim.errors import ArgumentError, ScheduleError
-from ringsim.link import Link
 from ringsim.schedules.closed_forms import gpipe_makespan, makespan, one_f_one_b_bound, peak_live
 from ringsim.schedules.engine import evaluate
 from ringsim.schedules.schedule import Action, Schedule
@@ -32,8 +36,8 @@ if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
 
-_LATENCY_US: Final = 10.0
-_BANDWIDTH_GBPS: Final = 10.0
+_LATENCY_US = 10.0
+_BANDWIDTH_GBPS = 10.0
 
 
 def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
@@ -44,9 +48,8 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
         "  ringsim simulate --plot run.png docs/examples/pipeline.toml"
     )
     parser = add_verb(verbs, "simulate", help_text, example, run)
-    parser.add_argument("-n", "--ranks", type=int, help="number of ranks for a script (default: 2)")
-    module_help = "run SCRIPT as a module, like python -m"
-    parser.add_argument("-m", "--module", action="store_true", help=module_help)
+    add_ranks(parser, "number of ranks for a script (default: 2)")
+    add_module(parser)
     add_network(parser)
     parser.add_argument("--save", type=Path, metavar="FILE.ringtrace", help="save the trace")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the timeline")
@@ -57,7 +60,7 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
         metavar="SCRIPT|FILE.toml",
         help="script and its arguments, or description (see docs/reference/descriptions.md)",
     )
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    add_rest(parser)
 
 
 def add_network(parser: argparse.ArgumentParser) -> None:
@@ -82,10 +85,10 @@ def add_network(parser: argparse.ArgumentParser) -> None:
         help="when messages leave: rendezvous (like Gloo), buffered (like MPI) or grouped (like "
         "NCCL); default: rendezvous",
     )
-    parser.add_argument(
+    add_flag(
+        parser,
+        "measure compute time on this machine (default: computing takes no time)",
         "--measure-compute",
-        action="store_true",
-        help="measure compute time on this machine (default: computing takes no time)",
     )
     parser.add_argument(
         "--limit", type=float, metavar="SECONDS", help="stop the simulation after this time"
@@ -138,7 +141,9 @@ def _simulate_script(options: argparse.Namespace) -> Trace:
             options.arguments,
             module=options.module,
             world_size=2 if options.ranks is None else options.ranks,
-            link=Link(options.latency_us * 1e-6, 1e-9 / options.bandwidth_gbps),
+            link=make_link(
+                "--latency-us and --bandwidth-gbps", options.latency_us, options.bandwidth_gbps
+            ),
             semantics=options.semantics,
             compute="measured" if options.measure_compute else None,
             limit_s=options.limit,

@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any, Final
+from typing import Any
 
 import torch.distributed as dist
 
 from ringsim.errors import ArgumentError
 from ringsim.state import change_state, get_state
 
-__all__ = ["GROUP", "TORCH", "CurrentBackend", "current_backend", "set_backend"]
-
-GROUP: Final = "ringsim.backends"  # the group of the entry points
-TORCH: Final = "torch"  # torch's own choice
-_MIGRATION: Final = (
+GROUP = "ringsim.backends"  # the group of the entry points
+TORCH = "torch"  # torch's own choice
+_MIGRATION = (
     "Derive a class from ringsim.comm.MessageGroup, register it with "
     "torch.distributed.Backend.register_backend, and pass its name (see "
     "docs/how-to/write-a-backend.md)."

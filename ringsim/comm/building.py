@@ -11,7 +11,6 @@ import os
 import sys
 import warnings
 from types import FrameType
-from typing import Final
 
 import torch
 from torch.distributed import ProcessGroup
@@ -20,10 +19,8 @@ from ringsim.comm.calls import Call, Tensors, for_receiving, for_sending
 from ringsim.comm.handles import Handle
 from ringsim.comm.reductions import check_reduction, reduce_parts
 
-__all__ = ["FALLBACK_TAG", "build", "warn_once"]
-
-FALLBACK_TAG: Final = 31_717  # below 2**15, which every MPI can carry
-_LIBRARIES: Final = (
+FALLBACK_TAG = 31_717  # below 2**15, which every MPI can carry
+_LIBRARIES = (
     os.path.dirname(os.path.dirname(__file__)) + os.sep,
     os.path.dirname(torch.__file__) + os.sep,
 )

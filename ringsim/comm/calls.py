@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from types import FunctionType
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import torch
 from torch.distributed import ReduceOp
@@ -41,30 +41,6 @@ from torch.distributed import ReduceOp
 from ringsim.errors import Refused
 from ringsim.traces.collectives import COLLECTIVES, Collective
 from ringsim.traces.events import NONE, OP_CODES
-
-__all__ = [
-    "METHODS",
-    "READINGS",
-    "Call",
-    "GroupMembers",
-    "Members",
-    "Reading",
-    "check_dense",
-    "describe",
-    "find_reduction",
-    "find_root",
-    "find_tensors",
-    "find_unfit",
-    "for_receiving",
-    "for_sending",
-    "has_gaps",
-    "is_plain",
-    "make_signature",
-    "name_function",
-    "name_of_reduction",
-    "read_call",
-]
-
 
 # -- the members
 
@@ -129,19 +105,19 @@ class GroupMembers(Members):
 # -- the table
 
 
-_ONE: Final = "a tensor"
-_LIST: Final = "a tensor for each rank"
-_SOME: Final = "any number of tensors"
-_LISTS: Final = "a list of tensors for each rank"
-_WHOLE: Final = "a tensor with an equal part for each rank"
-_ROWS: Final = "a tensor with some rows for each rank"
+_ONE = "a tensor"
+_LIST = "a tensor for each rank"
+_SOME = "any number of tensors"
+_LISTS = "a list of tensors for each rank"
+_WHOLE = "a tensor with an equal part for each rank"
+_ROWS = "a tensor with some rows for each rank"
 
 
 Tensors = Sequence[torch.Tensor]
 # the name of an argument with tensors that a rank gives or takes, and the argument's form
 _Side = tuple[str, str]
-_NOTHING: Final = ("", _ONE)
-_DEFAULTS: Final = {
+_NOTHING = ("", _ONE)
+_DEFAULTS = {
     "": inspect.Parameter.empty,
     "None": None,
     "False": False,
@@ -245,11 +221,11 @@ class Reading:
         return {**self._defaults, **values}
 
 
-_ROOTED: Final = "group=None, async_op=False, group_{}=None"
+_ROOTED = "group=None, async_op=False, group_{}=None"
 _TO, _FROM = _ROOTED.format("dst"), _ROOTED.format("src")
-_PLAIN: Final = "group=None, async_op=False"
-_TENSOR: Final = ("tensor", _ONE)
-_ROWS_OF_TABLE: Final = (
+_PLAIN = "group=None, async_op=False"
+_TENSOR = ("tensor", _ONE)
+_ROWS_OF_TABLE = (
     Reading("broadcast", f"tensor, src=None, {_FROM}", _TENSOR, methods="broadcast", raw=True),
     Reading("all_reduce", f"tensor, op=SUM, {_PLAIN}", _TENSOR, methods="allreduce", raw=True),
     Reading(
@@ -335,13 +311,13 @@ _ROWS_OF_TABLE: Final = (
     ),
     Reading("barrier", f"{_PLAIN}, device_ids=None, timeout=None", methods="barrier"),
 )
-METHODS: Final = {  # by the method of ProcessGroup
+METHODS = {  # by the method of ProcessGroup
     **{method: row for row in _ROWS_OF_TABLE for method in row.methods},
     "monitored_barrier": Reading(
         "monitored_barrier", "group=None, timeout=None, wait_all_ranks=False"
     ),
 }
-READINGS: Final = {name: row for row in _ROWS_OF_TABLE for name in row.names}  # by torch's function
+READINGS = {name: row for row in _ROWS_OF_TABLE for name in row.names}  # by torch's function
 _Cut = Callable[[torch.Tensor], Tensors]
 
 
@@ -667,7 +643,7 @@ def has_gaps(tensor: torch.Tensor) -> bool:
 # -- calls of the methods of ProcessGroup
 
 # The keywords for the tensors, which differ between torch's overloads.
-_TAKEN_NAMES: Final = (
+_TAKEN_NAMES = (
     "tensors",
     "tensor",
     "output_tensors",
@@ -676,7 +652,7 @@ _TAKEN_NAMES: Final = (
     "output_lists",
     "outputs",
 )
-_GIVEN_NAMES: Final = ("input_tensors", "input_tensor", "input", "inputs", "inputTensor")
+_GIVEN_NAMES = ("input_tensors", "input_tensor", "input", "inputs", "inputTensor")
 
 
 def find_tensors(
@@ -775,7 +751,7 @@ def find_reduction(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, An
     return "SUM"
 
 
-_REDUCTIONS: Final = (ReduceOp, ReduceOp.RedOpType)
+_REDUCTIONS = (ReduceOp, ReduceOp.RedOpType)
 
 
 @cache  # torch takes a microsecond to return the name

@@ -27,7 +27,7 @@ import warnings
 import weakref
 import zlib
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch.distributed import ProcessGroup, Work
@@ -47,9 +47,9 @@ from ringsim.errors import ArgumentError, RingError
 from ringsim.traces.events import ERROR, NONE
 from ringsim.traces.recorder import Post, Recorder
 
-_TAG_MAX: Final = 2**31 - 1
-_MESSAGES: Final = ("isend", "irecv", "send_object_list", "recv_object_list")
-_KEEP_IT: Final = "Copy the tensor instead: data that stays on a rank needs no message"
+_TAG_MAX = 2**31 - 1
+_MESSAGES = ("isend", "irecv", "send_object_list", "recv_object_list")
+_KEEP_IT = "Copy the tensor instead: data that stays on a rank needs no message"
 
 
 class Attempt(NamedTuple):
@@ -235,7 +235,7 @@ def find_fault(tensors: Any, tag: Any, to_itself: bool) -> tuple[str, str] | Non
 
 # Operations that read only a tensor's properties, not its data, like those whose names begin with
 # "new_".
-_LOOKS_ONLY: Final = (
+_LOOKS_ONLY = (
     "empty_like",
     "zeros_like",
     "ones_like",

@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from functools import cache
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -97,8 +97,8 @@ def to_torch(op: Any) -> Any:
 # -- operations
 
 
-_REST: Final = "group=None, async_op=False"
-_EXTRAS: Final = "prof=False, log_name=NAME, debug=None"  # arguments of the log
+_REST = "group=None, async_op=False"
+_EXTRAS = "prof=False, log_name=NAME, debug=None"  # arguments of the log
 
 
 def _make_operation(
@@ -421,10 +421,10 @@ def _check_joined() -> None:
 
 # -- the start
 
-TORCH_DISTRIBUTED_DEFAULT_PORT: Final = 29500
-_LOGGER: Final = logging.getLogger("ringsim.comm")
-_FIVE: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-_TIMEOUT: Final = timedelta(minutes=10)
+TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
+_LOGGER = logging.getLogger("ringsim.comm")
+_FIVE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_TIMEOUT = timedelta(minutes=10)
 
 
 def init_distributed(

@@ -13,32 +13,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any
 
 from ringsim.comm.log_table import LogRow, LogTable
 from ringsim.traces.units import BYTE_UNITS
 
-__all__ = ["describe", "write_line", "write_table"]
-
 Cells = dict[str, dict[int, dict[str, Any]]]  # by name and size in bytes
 
-_WIDTH: Final = 20
+_WIDTH = 20
 # in the order of the keys
-_SUMMARY: Final = (
+_SUMMARY = (
     "Count",
     "Total Latency(ms)",
     "Avg Latency(ms)",
     "tput_avg (Gbps)",
     "busbw_avg (Gbps)",
 )
-_STRAGGLERS: Final = (
+_STRAGGLERS = (
     "Count",
     "Total comm lat(ms)",
     "Total straggler(ms)",
     "Avg comm lat(ms)",
     "Avg straggler(ms)",
 )
-_BREAKDOWN: Final = ("_" * 31, "Breakdown with straggler effect", "-" * 31)
+_BREAKDOWN = ("_" * 31, "Breakdown with straggler effect", "-" * 31)
 
 
 def describe(table: LogTable) -> tuple[Cells, Cells]:

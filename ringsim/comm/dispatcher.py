@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import ProcessGroup, Work
@@ -41,14 +41,12 @@ from ringsim.traces.events import ERROR, NONE, OK
 from ringsim.traces.frames import current_frames
 from ringsim.traces.recorder import Recorder
 
-__all__ = ["Dispatcher", "Issued", "LateWaits", "get_dispatcher"]
-
 # torch's shortest limit; a call into C++ that does not wait has returned by then
-RETURN_S: Final = 0.001
-LOOK_S: Final = 0.003  # the time between checks of whether a call that waits has returned
-NOTICED_S: Final = 0.5  # the time that C++ may wait without a record of the wait
-JOIN_S: Final = 2.0  # the time to wait for operations in flight when recording ends
-_DONE: Final = object()
+RETURN_S = 0.001
+LOOK_S = 0.003  # the time between checks of whether a call that waits has returned
+NOTICED_S = 0.5  # the time that C++ may wait without a record of the wait
+JOIN_S = 2.0  # the time to wait for operations in flight when recording ends
+_DONE = object()
 
 
 class Issued(NamedTuple):

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter, itemgetter
 from types import FunctionType
-from typing import Any, Final
+from typing import Any
 
 import torch.distributed as dist
 
@@ -30,15 +30,13 @@ from ringsim.comm.numbering import name_and_ranks
 from ringsim.comm.python_group import PythonGroup
 from ringsim.state import get_state, is_plain, process
 
-__all__ = ["FUNCTIONS", "MANAGING", "QUESTIONS", "P2POp", "make_function"]
-
-_MODULE: Final = "ringsim.comm"  # the module that exports the functions
+_MODULE = "ringsim.comm"  # the module that exports the functions
 # Torch raises this before it sends anything: "Backend gloo does not support gather_single" (2.15).
-_REFUSAL: Final = re.compile(r"Backend \S+ does not support \w+")
+_REFUSAL = re.compile(r"Backend \S+ does not support \w+")
 # arguments for the log: see ``LogOptions.call``
-_EXTRAS: Final = {"prof": False, "log_name": None, "debug": None}
+_EXTRAS = {"prof": False, "log_name": None, "debug": None}
 # these functions have a parameter `group`, but send nothing that a log could count
-QUESTIONS: Final = (
+QUESTIONS = (
     "destroy_process_group",
     "get_rank",
     "get_world_size",
@@ -56,7 +54,7 @@ QUESTIONS: Final = (
 )
 # functions that create groups: if the program names no backend, they use the backend from
 # ``set_backend``
-_MAKERS: Final = (
+_MAKERS = (
     "init_process_group",
     "new_group",
     "new_subgroups",
@@ -197,7 +195,7 @@ def _communicates(name: str, function: Any) -> bool:
 
 
 # for functions that a tool has replaced: the replacement may hide the arguments
-_SPELLINGS: Final = {
+_SPELLINGS = {
     "isend": "tensor, dst=None, group=None, tag=0, group_dst=None",
     "irecv": "tensor, src=None, group=None, tag=0, group_src=None",
     "send": "tensor, dst=None, group=None, tag=0, group_dst=None",
@@ -222,11 +220,11 @@ def _find_communicating() -> Iterator[tuple[str, inspect.Signature, Any]]:
         yield name, signature, getattr(dist, name, None)
 
 
-FUNCTIONS: Final[dict[str, FunctionType]] = {  # functions that communicate, by name
+FUNCTIONS: dict[str, FunctionType] = {  # functions that communicate, by name
     name: make_function(name, signature, native)
     for name, signature, native in sorted(_find_communicating(), key=itemgetter(0))
 }
-MANAGING: Final[dict[str, FunctionType]] = {  # functions that create groups
+MANAGING: dict[str, FunctionType] = {  # functions that create groups
     name: _make_maker(name, inspect.signature(getattr(dist, name))) for name in _MAKERS
 }
 
@@ -234,7 +232,7 @@ MANAGING: Final[dict[str, FunctionType]] = {  # functions that create groups
 # -- messages in a batch
 
 
-_OURS: Final = (_MODULE, "ringsim.comm.deepspeed")
+_OURS = (_MODULE, "ringsim.comm.deepspeed")
 
 
 class P2POp(dist.P2POp):

@@ -26,29 +26,31 @@ import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import ProcessGroup
 
 from ringsim.comm.torch_private import gpu_backend
+from ringsim.traces.units import count
 
-MAX_KEPT: Final = 1 << 15  # operations whose events are still to be read: two events each
+MAX_KEPT = 1 << 15  # operations whose events are still to be read: two events each
 # valid until the record is read, and permanently if the rank is killed before
-NOT_READ: Final = (
+NOT_READ = (
     "With NCCL, wait() returns once the work is queued. Without CUDA events, done is not the "
     "time at which the GPU finished."
 )
-NO_EVENT: Final = "blocked the stream before an event could be recorded"
-_TRIES: Final = 4  # the most precise of this many anchors is used
+NO_EVENT = "blocked the stream before an event could be recorded"
+_TRIES = 4  # the most precise of this many anchors is used
 # An anchor passes within microseconds. If several processes share a GPU, each process gets time
 # slices of about 2 ms, and the anchor passes in this process's slice.
-_TIE_NS: Final = 10_000_000
-_CAPTURED: Final = "had been captured in a CUDA graph"
-_TOO_MANY: Final = f"had been posted while {MAX_KEPT:,} others were still unread"
-_REFUSED: Final = "got no event from CUDA"
-_UNTIED: Final = "could not be tied to the host's clock because the GPU was busy"
-_NOT_PASSED: Final = "had not ended, or could not be queried, when the record was read"
+_TIE_NS = 10_000_000
+_CAPTURED = "had been captured in a CUDA graph"
+_TOO_MANY = f"had been posted while {MAX_KEPT:,} others were still unread"
+_REFUSED = "got no event from CUDA"
+_UNTIED = "could not be tied to the host's clock because the GPU was busy"
+_NOT_PASSED = "had not ended, or could not be queried, when the record was read"
 
 
 class Begun(NamedTuple):
@@ -62,10 +64,6 @@ class _Anchor(NamedTuple):
     event: torch.cuda.Event
     host_ns: int
     within_ns: int
-
-
-def _width(anchor: _Anchor) -> int:
-    return anchor.within_ns
 
 
 class _Kept(NamedTuple):
@@ -125,16 +123,16 @@ class GpuTimes:
             times = f"On rank {self._rank}, {gpu}"
             if clock.read:
                 words.append(
-                    f"{times}: the times of {_count(clock.read)} come from CUDA events, within "
-                    f"{clock.within_ns:,} ns of the host's clock. wait is the time at which the "
-                    "stream reached the operation, and done is the time at which the stream "
-                    "passed it."
+                    f"{times}: the times of {count(clock.read, 'operation')} come from CUDA "
+                    f"events, within {clock.within_ns:,} ns of the host's clock. wait is the time "
+                    "at which the stream reached the operation, and done is the time at which "
+                    "the stream passed it."
                 )
             late = Counter({_NOT_PASSED: sum(len(each.slots) for each in list(clock.kept))})
-            for why, count in (clock.missed + late).items():
+            for why, missed in (clock.missed + late).items():
                 words.append(
-                    f"{times}: {_count(count)} {why}. The records keep the host's times, so done "
-                    "is the time at which wait() returned."
+                    f"{times}: {count(missed, 'operation')} {why}. The records keep the host's "
+                    "times, so done is the time at which wait() returned."
                 )
         return words
 
@@ -232,14 +230,10 @@ class _GpuClock:
             event.record(self._stream)
             while not event.query():
                 if self._now() > deadline:
-                    return min(anchors, key=_width, default=None)
+                    return min(anchors, key=attrgetter("within_ns"), default=None)
             after = self._now()
             anchors.append(_Anchor(event, (before + after) // 2, (after - before + 1) // 2))
-        return min(anchors, key=_width)
-
-
-def _count(operations: int) -> str:
-    return f"{operations:,} operation{'' if operations == 1 else 's'}"
+        return min(anchors, key=attrgetter("within_ns"))
 
 
 def _place(start: torch.cuda.Event, events: Iterable[torch.cuda.Event]) -> tuple[list[int], int]:

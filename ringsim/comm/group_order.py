@@ -16,7 +16,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
@@ -28,11 +28,9 @@ from ringsim.traces.events import DESTROYED, ERROR, MADE_ANEW, NONE, OP_CODES, G
 from ringsim.traces.parts import PartReader
 from ringsim.traces.recorder import Recorder
 
-__all__ = ["GROUPS", "own_limit", "record_end_of_groups", "record_new_groups"]
-
-GROUPS: Final = "groups of the world"
-_LOCAL: Final = 4  # the position of the argument use_local_synchronization after ranks
-_SHORT: Final = timedelta(seconds=30)
+GROUPS = "groups of the world"
+_LOCAL = 4  # the position of the argument use_local_synchronization after ranks
+_SHORT = timedelta(seconds=30)
 
 
 def own_limit(timeout: timedelta | None) -> timedelta | None:

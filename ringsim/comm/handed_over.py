@@ -19,8 +19,6 @@ from ringsim.comm.torch_private import Hook, Replacements
 from ringsim.traces.events import NONE
 from ringsim.traces.sites import CallSites
 
-__all__ = ["make_replacements"]
-
 
 def make_replacements(sites: CallSites) -> Replacements:
     """Creates functions that remember these lines, and makes ``sites`` use them."""

@@ -19,8 +19,6 @@ from ringsim.state import OUR_THREADS, get_state
 from ringsim.traces.events import ERROR, OK
 from ringsim.traces.recorder import Recorder
 
-__all__ = ["Handle"]
-
 
 class Handle(Work):
     """A handle for several operations in flight and a final step that follows them.

@@ -17,7 +17,7 @@ import itertools
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup, Work
@@ -33,7 +33,7 @@ from ringsim.traces.events import NONE, OP_KINDS, SEND, Group
 from ringsim.traces.parts import PartReader
 from ringsim.traces.recorder import Recorder
 
-_OPERATIONS: Final = ("send", "recv", "recv_anysource", *METHODS)
+_OPERATIONS = ("send", "recv", "recv_anysource", *METHODS)
 _Channel = tuple[int, Group, int]  # source, group, tag
 
 

@@ -48,7 +48,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, ParamSpec, TypeVar, overload
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, overload
 
 import numpy as np
 import torch
@@ -86,7 +86,7 @@ from ringsim.traces.run_parts import join_events, read_parts
 from ringsim.traces.spans import label_in_force
 from ringsim.traces.units import bytes_text, rate_text, time_text
 
-_RULES: Final[dict[str, tuple[Any, str]]] = {  # the rules for the settings
+_RULES: dict[str, tuple[Any, str]] = {  # the rules for the settings
     **dict.fromkeys(
         ("enabled", "prof_all", "verbose", "debug"),
         (lambda value: isinstance(value, bool), "True or False"),
@@ -97,14 +97,14 @@ _RULES: Final[dict[str, tuple[Any, str]]] = {  # the rules for the settings
     ),
     "style": (lambda value: value in ("ringsim", "deepspeed"), '"ringsim" or "deepspeed"'),
 }
-_LOGGER: Final = logging.getLogger("ringsim.comm")
+_LOGGER = logging.getLogger("ringsim.comm")
 # the log's own recorder may start before the world size is known
-_ANY_WORLD: Final = 1 << 16
-_WAIT_S: Final = 30.0  # the time that rank 0 waits for the logs of the others
-_MARGIN_S: Final = 10.0  # the other ranks wait this much longer, because rank 0 computes the table
-_READERS_S: Final = 5.0  # the time that rank 0 waits until the others have read the table
-_ALONE: Final = Group("", (0,))  # without a process group
-_COLUMNS: Final = [
+_ANY_WORLD = 1 << 16
+_WAIT_S = 30.0  # the time that rank 0 waits for the logs of the others
+_MARGIN_S = 10.0  # the other ranks wait this much longer, because rank 0 computes the table
+_READERS_S = 5.0  # the time that rank 0 waits until the others have read the table
+_ALONE = Group("", (0,))  # without a process group
+_COLUMNS = [
     name
     for name in COLUMN_DTYPES
     if name not in ("thread", "stage", "microbatch", "file", "line", "seq")
@@ -168,7 +168,7 @@ class Recorded(NamedTuple):
     notes: tuple[str, ...] = ()  # notes of recorders, for example that one stopped
 
 
-_NOTHING: Final = Recorded(join_events([]), np.zeros(0, dtype=bool))
+_NOTHING = Recorded(join_events([]), np.zeros(0, dtype=bool))
 
 
 def begin_records() -> Records:

@@ -34,8 +34,6 @@ from ringsim.state import get_state
 from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OK, OP_CODES
 from ringsim.traces.recorder import Post, Recorder
 
-__all__ = ["MessageGroup", "to_seconds"]
-
 Begun = tuple[Recorder, int] | None  # the recorder of an operation, and its slot
 
 

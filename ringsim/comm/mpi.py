@@ -26,7 +26,7 @@ from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
@@ -40,9 +40,7 @@ from ringsim.comm.torch_private import HAS_MPI, MAKE_GROUP
 from ringsim.environment import HERE, address_towards
 from ringsim.errors import ArgumentError, RingError
 
-__all__ = ["check_place", "import_mpi", "register", "start_mpi", "watch_exit"]
-
-_CODE: Final[Any] = vars(SystemExit)["code"]
+_CODE: Any = vars(SystemExit)["code"]
 
 
 class _Exit(SystemExit):
@@ -104,7 +102,7 @@ def watch_exit(abort: Callable[[int], Any]) -> Callable[[], None]:
 
 
 # mpirun discards output that is still in its pipes when the job ends: the error would be lost
-_LAST_WORDS_S: Final = 0.2
+_LAST_WORDS_S = 0.2
 
 
 def import_mpi() -> Any:
@@ -179,9 +177,9 @@ def enter_job(everybody: Any) -> Callable[[], None]:
 
 
 # torch's class for groups on the backend "mpi"; builds without MPI lack the name
-_MPI_CLASS: Final = (dist.distributed_c10d, "ProcessGroupMPI")
-_LEFT: Final = "ringsim/left"
-_LOOK_S: Final = 0.002
+_MPI_CLASS = (dist.distributed_c10d, "ProcessGroupMPI")
+_LEFT = "ringsim/left"
+_LOOK_S = 0.002
 
 
 class _Maker:

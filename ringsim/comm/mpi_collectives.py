@@ -8,7 +8,7 @@ type, the data is gathered, and torch reduces it in the order of the ranks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,10 +24,8 @@ from ringsim.comm.reductions import check_reduction, find_refusal, reduce_parts
 from ringsim.errors import ArgumentError
 from ringsim.traces.events import NONE
 
-__all__ = ["Started", "as_bytes", "as_mpi", "start"]
-
 # The names of MPI's types and operations, which must not be looked up before MPI is needed.
-_TYPES: Final = {
+_TYPES = {
     torch.float32: "FLOAT",
     torch.float64: "DOUBLE",
     **{
@@ -36,7 +34,7 @@ _TYPES: Final = {
         for bits in (8, 16, 32, 64)
     },
 }
-_OPS: Final = {"AVG": "SUM", "PRODUCT": "PROD"}  # the others have torch's names
+_OPS = {"AVG": "SUM", "PRODUCT": "PROD"}  # the others have torch's names
 
 
 class Started(NamedTuple):
@@ -173,7 +171,7 @@ def _complete_reduction(call: Call, rows: torch.Tensor, outputs: Tensors) -> Non
 
 
 # by family; `_move` begins the others
-_STARTERS: Final[dict[str, Callable[[Any, Any, Call], Started]]] = {
+_STARTERS: dict[str, Callable[[Any, Any, Call], Started]] = {
     "broadcast": _broadcast,
     "reduce": _reduce,
     "all_reduce": _reduce,

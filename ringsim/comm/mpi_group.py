@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -25,16 +25,14 @@ from ringsim.comm.mpi_collectives import Started, as_bytes, as_mpi, start
 from ringsim.comm.python_group import DEFAULT_TIMEOUT
 from ringsim.errors import ArgumentError, MessageMismatch, RingError, RunTimeout
 
-__all__ = ["LEAVE_S", "MpiGroup", "MpiJob", "MpiWork"]
-
 # tests of a request with only a yield in between, before sleeping
-_YIELDS: Final = 200
-_ASK: Final = 256  # tests between two checks of whether the wait can still end
-_FIRST_SLEEP_S: Final = 20e-6
-_LAST_SLEEP_S: Final = 1e-3
+_YIELDS = 200
+_ASK = 256  # tests between two checks of whether the wait can still end
+_FIRST_SLEEP_S = 20e-6
+_LAST_SLEEP_S = 1e-3
 # from this number on, each new operation looks for handles that were never waited for
-_MANY_UNDER_WAY: Final = 64
-LEAVE_S: Final = 5.0  # the time that ending a group waits for sends that have not been received
+_MANY_UNDER_WAY = 64
+LEAVE_S = 5.0  # the time that ending a group waits for sends that have not been received
 
 
 class MpiWork(Handle):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,26 +26,22 @@ from ringsim.comm.torch_private import is_unused
 from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, OP_KINDS
 from ringsim.traces.recorder import Recorder
 
-__all__ = ["COLLECTIVE_NAMES", "RECV_NAMES", "SEND_NAMES", "Names", "name_and_ranks"]
-
 # The functions of torch.distributed that call ProcessGroup.send and .recv, and their operations in
 # the trace.
-SEND_NAMES: Final = {
+SEND_NAMES = {
     "isend": OP_CODES["isend"],
     "send": OP_CODES["send"],
     "batch_isend_irecv": OP_CODES["batch_isend"],
     "send_object_list": OP_CODES["send_object_list"],
 }
-RECV_NAMES: Final = {
+RECV_NAMES = {
     "irecv": OP_CODES["irecv"],
     "recv": OP_CODES["recv"],
     "batch_isend_irecv": OP_CODES["batch_irecv"],
     "recv_object_list": OP_CODES["recv_object_list"],
 }
 # A collective is identified by its method; torch's functions distinguish old and new names.
-COLLECTIVE_NAMES: Final = {
-    name: code for name, code in OP_CODES.items() if OP_KINDS[code] == COLLECTIVE
-}
+COLLECTIVE_NAMES = {name: code for name, code in OP_CODES.items() if OP_KINDS[code] == COLLECTIVE}
 
 
 def name_and_ranks(group: ProcessGroup) -> tuple[str, list[int]]:
@@ -106,7 +102,8 @@ class Names:
         # The k-th operation of one rank is the k-th operation of the others only if all operations
         # of the group are recorded.
         key = name, self._recorder.world
-        fresh = self._compared and key not in self._seen and is_unused(group)
+        complete = is_unused(group) or self._recorder.is_settled(name)
+        fresh = self._compared and key not in self._seen and complete
         self._seen.add(key)
         if self._compared and not fresh:
             self._used_before.add(name)

@@ -17,7 +17,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Container
-from typing import Final
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
@@ -27,17 +26,15 @@ from ringsim.comm.torch_private import is_message
 from ringsim.state import OUR_THREADS
 from ringsim.traces.sites import CallSites
 
-__all__ = ["make_is_completed"]
-
-_WARN_S: Final = 1.0
-_THREADS_S: Final = 3.0  # the time for another thread to begin its wait
-_RULE: Final = "with Gloo, a message's is_completed() becomes true only in wait()"
-_CURE: Final = "Call wait(), or wait(timedelta(...)) to give up after a while"
-_ASKS: Final = re.compile(
+_WARN_S = 1.0
+_THREADS_S = 3.0  # the time for another thread to begin its wait
+_RULE = "with Gloo, a message's is_completed() becomes true only in wait()"
+_CURE = "Call wait(), or wait(timedelta(...)) to give up after a while"
+_ASKS = re.compile(
     r"not [\w.\[\]]+\.is_completed\(\)|not all\(\(?(\w+)\.is_completed\(\) for \1 in [\w.]+\)?\)"
 )
 # statements that cannot end a loop
-_IDLES: Final = re.compile(r"pass|\.\.\.|(time\.)?sleep\([\w.]+\)|\w+ \+= \d+|print\([^()]*\)")
+_IDLES = re.compile(r"pass|\.\.\.|(time\.)?sleep\([\w.]+\)|\w+ \+= \d+|print\([^()]*\)")
 
 
 def make_is_completed(

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import update_wrapper
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.profiler import record_function
@@ -23,11 +23,9 @@ from ringsim.traces.recorder import Recorder
 from ringsim.traces.spans import span, stage_and_microbatch
 from ringsim.traces.steps import STEP
 
-__all__ = ["find_pipelining", "make_replacements", "make_stage_replacements"]
-
 # ringsim's names for schedules, so that their bubbles are compared with closed forms; other
 # schedules are named after their class.
-_SCHEDULES: Final = {
+_SCHEDULES = {
     "ScheduleGPipe": "gpipe",
     "Schedule1F1B": "1f1b",
     "ScheduleInterleaved1F1B": "interleaved_1f1b",
@@ -37,7 +35,7 @@ _SCHEDULES: Final = {
 }
 
 
-_NO_STAGE: Final = 0xFFFFFFFF  # the lower half of ``stage_and_microbatch`` outside stages
+_NO_STAGE = 0xFFFFFFFF  # the lower half of ``stage_and_microbatch`` outside stages
 
 
 def make_replacements(recorder: Recorder, on_block: Callable[[], None]) -> Replacements:

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +20,7 @@ from torch.distributed import ProcessGroup, Work
 
 from ringsim.comm.torch_private import is_registered
 
-__all__ = ["DEFAULT_TIMEOUT", "PythonGroup"]
-
-DEFAULT_TIMEOUT: Final = timedelta(minutes=30)  # torch's
+DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch's
 
 
 # Torch's types give each method several signatures. These methods accept the arguments of all.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.distributed import ReduceOp
@@ -15,9 +15,7 @@ from torch.distributed import ReduceOp
 from ringsim.comm.calls import name_of_reduction
 from ringsim.errors import ArgumentError
 
-__all__ = ["check_reduction", "find_refusal", "reduce_parts"]
-
-_STEPS: Final[dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = {
+_STEPS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "SUM": torch.add,
     "AVG": torch.add,
     "PRODUCT": torch.mul,
@@ -27,7 +25,7 @@ _STEPS: Final[dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] =
     "BOR": torch.bitwise_or,
     "BXOR": torch.bitwise_xor,
 }
-_OF_COMPLEX: Final = ("SUM", "AVG")  # torch.distributed sums complex numbers as pairs of real ones
+_OF_COMPLEX = ("SUM", "AVG")  # torch.distributed sums complex numbers as pairs of real ones
 
 
 def check_reduction(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from threading import get_ident
 from types import FrameType
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,7 @@ from ringsim.comm import handed_over, program_spans
 from ringsim.comm.calls import METHODS, Reading, find_splits
 from ringsim.comm.checks import Attempt, BufferGuard, Prechecks
 from ringsim.comm.dispatcher import Issued, LateWaits, get_dispatcher
+from ringsim.comm.ended_groups import check_group
 from ringsim.comm.gpu_times import NO_EVENT, NOT_READ, Begun, GpuTimes, find_gpu, is_nccl
 from ringsim.comm.group_order import record_end_of_groups, record_new_groups
 from ringsim.comm.numbering import COLLECTIVE_NAMES, RECV_NAMES, SEND_NAMES, Names
@@ -50,15 +51,15 @@ from ringsim.state import change_state, get_state
 from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OK, OP_NAMES
 from ringsim.traces.recorder import Hooks, Post, Recorder, fail_posting
 
-FROM_CPP: Final = (
+FROM_CPP = (
     "Collectives issued from C++ (DistributedDataParallel's reducer, functional collectives) "
     "are not recorded with this version of torch."
 )
-UNSEEN_ON_GPUS: Final = (
+UNSEEN_ON_GPUS = (
     "For collectives issued from C++ on GPUs, done is the time at which the host issued them. "
     "Their actual end is unknown."
 )
-UNAWAITED: Final = (
+UNAWAITED = (
     "ringsim records the end of an operation in wait(). If the program waits in a different "
     "way, for example on a CUDA event, the operation stays in flight."
 )
@@ -152,8 +153,19 @@ def find_handle_types(kind: type[Work]) -> Iterator[type[Work]]:
 
 
 # not a thread's number: while this key is in the open batches, no operation takes the fast path
-_LONG_WAY: Final = 0
-_UNSET: Final[Any] = object()
+_LONG_WAY = 0
+_UNSET: Any = object()
+
+
+def make_get_group_rank() -> Hook:
+    """Creates the hook for ``get_group_rank``, which torch calls first in many operations."""
+    call = distributed_c10d.get_group_rank
+
+    def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
+        check_group(group)
+        return call(group, global_rank)
+
+    return get_group_rank
 
 
 def _begin(recorder: Recorder, slots: list[int], wait_ns: int) -> None:
@@ -163,8 +175,8 @@ def _begin(recorder: Recorder, slots: list[int], wait_ns: int) -> None:
 
 
 # the files of torch.distributed's functions and their wrappers
-_OF_SPEAKER: Final = (distributed_c10d.__file__, c10d_logger.__file__)
-_OF_TORCH: Final = os.path.dirname(torch.__file__) + os.sep
+_OF_SPEAKER = (distributed_c10d.__file__, c10d_logger.__file__)
+_OF_TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 def _is_called_by_torch(frame: FrameType | None) -> bool:
@@ -262,6 +274,7 @@ class _Hooks:
             },
             (Work, "get_future"): self.make_get_future,
             (torch, "compile"): self.make_compile,
+            (distributed_c10d, "get_group_rank"): make_get_group_rank,
             (Work, "is_completed"): lambda: make_is_completed(
                 recorder.sites, self.pending, self.finish, checks.refuse if checks else None
             ),
@@ -288,6 +301,7 @@ class _Hooks:
         After the first group on NCCL, or with a timeout, all operations go through ``keep``.
         """
         self.look_for_pipelining()
+        check_group(group)
         entry = self.names.meet_group(group)
         if group in self.limits:
             self.limited.add(entry[0])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.autograd import Variable
@@ -21,34 +21,34 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves as tree_leaves
 
-without_modes: Final = _disable_current_modes
-_NOTHING: Final[AbstractContextManager[Any]] = nullcontext()
+without_modes = _disable_current_modes
+_NOTHING: AbstractContextManager[Any] = nullcontext()
 
 Place = tuple[Any, str]  # an owner, and the name of its attribute
 Hook = Callable[..., Any]  # a function in such a place
 Replacements = dict[Place, Hook]
 
 # called by new_group, split_group and device meshes
-NEW_GROUP: Final[Place] = (distributed_c10d, "_new_group_with_tag")
+NEW_GROUP: Place = (distributed_c10d, "_new_group_with_tag")
 # called by init_process_group and destroy_process_group
-SET_DEFAULT: Final[Place] = (distributed_c10d, "_update_default_pg")
-WARN_OUTSIDER: Final[Place] = (distributed_c10d, "_warn_not_in_group")
-CHECK_NOT_SELF: Final[Place] = (distributed_c10d, "_check_not_self_rank")
+SET_DEFAULT: Place = (distributed_c10d, "_update_default_pg")
+WARN_OUTSIDER: Place = (distributed_c10d, "_warn_not_in_group")
+CHECK_NOT_SELF: Place = (distributed_c10d, "_check_not_self_rank")
 # creates torch's log entry for a failed call
-DESCRIBE_CALL: Final[Place] = (c10d_logger, "_get_msg_dict")
-START_COALESCING: Final[Place] = (ProcessGroup, "_start_coalescing")
-END_COALESCING: Final[Place] = (ProcessGroup, "_end_coalescing")
-CHECK_BATCH: Final[Place] = (distributed_c10d, "_check_p2p_op_list")  # called by batch_isend_irecv
-WORLD: Final[Place] = (distributed_c10d, "_world")  # torch's tables of groups
-REGISTER: Final[Place] = (distributed_c10d, "_register_process_group")  # in C++
+DESCRIBE_CALL: Place = (c10d_logger, "_get_msg_dict")
+START_COALESCING: Place = (ProcessGroup, "_start_coalescing")
+END_COALESCING: Place = (ProcessGroup, "_end_coalescing")
+CHECK_BATCH: Place = (distributed_c10d, "_check_p2p_op_list")  # called by batch_isend_irecv
+WORLD: Place = (distributed_c10d, "_world")  # torch's tables of groups
+REGISTER: Place = (distributed_c10d, "_register_process_group")  # in C++
 # creates a group for init_process_group and new_group
-MAKE_GROUP: Final[Place] = (distributed_c10d, "_new_process_group_helper")
-HAS_MPI: Final[Place] = (distributed_c10d, "_MPI_AVAILABLE")  # the result of is_mpi_available
-UNREGISTER: Final[Place] = (distributed_c10d, "_unregister_process_group")
-UNREGISTER_ALL: Final[Place] = (distributed_c10d, "_unregister_all_process_groups")
-Future: Final[Any] = torch.futures.Future.__bases__[0]  # the type of get_future's result
+MAKE_GROUP: Place = (distributed_c10d, "_new_process_group_helper")
+HAS_MPI: Place = (distributed_c10d, "_MPI_AVAILABLE")  # the result of is_mpi_available
+UNREGISTER: Place = (distributed_c10d, "_unregister_process_group")
+UNREGISTER_ALL: Place = (distributed_c10d, "_unregister_all_process_groups")
+Future: Any = torch.futures.Future.__bases__[0]  # the type of get_future's result
 
-_MESSAGE_TYPES: Final = (12, 13, 14)  # send, recv and recv from any source
+_MESSAGE_TYPES = (12, 13, 14)  # send, recv and recv from any source
 
 
 def present(replacements: dict[Place, Any]) -> dict[Place, Any]:
@@ -83,6 +83,16 @@ def count_groups() -> int:
     Torch uses this number in the name of the next group that only its members create.
     """
     return len(getattr(getattr(distributed_c10d, "_world", None), "pg_names", ()))
+
+
+def list_groups() -> list[ProcessGroup]:
+    """Returns the groups in torch's tables, or an empty list if torch hides the tables."""
+    return [*getattr(getattr(distributed_c10d, "_world", None), "pg_map", ())]
+
+
+def rename_groups_of(mesh: Any, name: str) -> None:
+    """Gives the groups of a device mesh a name that torch does not find, and so reports."""
+    mesh._dim_group_names = [name] * mesh.ndim
 
 
 def is_registered(group: ProcessGroup) -> bool:

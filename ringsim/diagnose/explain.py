@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -55,14 +55,14 @@ if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
 # ringsim's errors for which the trace also has a finding
-_OUR_ERRORS: Final = ("ArgumentError", "MessageMismatch", "RendezvousFailed", "RingError")
-_MOST_WAITS: Final = 4
-_HELD_HINT: Final = (
+_OUR_ERRORS = ("ArgumentError", "MessageMismatch", "RendezvousFailed", "RingError")
+_MOST_WAITS = 4
+_HELD_HINT = (
     "The trace does not prove this: other threads of these ranks continued and might have posted "
     "the missing operation."
 )
-_ABLE: Final = ("running", "unknown")
-_AT_WORK: Final = (*_ABLE, "stopped")
+_ABLE = ("running", "unknown")
+_AT_WORK = (*_ABLE, "stopped")
 
 
 def explain(trace: Trace) -> Diagnosis:

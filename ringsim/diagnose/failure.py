@@ -40,7 +40,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from ringsim import errors
 from ringsim.errors import (
@@ -59,22 +59,22 @@ from ringsim.traces.findings import EXIT_CODE, IN_VAIN, Diagnosis, Edge, End, Fi
 from ringsim.traces.recorder import LOST_PEER, Recorder
 from ringsim.traces.sites import DECORATOR
 
-OWN: Final = ""
-PEER: Final = "peer"  # a wait of this rank ended because others failed or are stuck
-WAIT: Final = "wait"  # a wait reached its limit: its diagnosis is more precise than the error
-_WAITED: Final = "and then got stuck in a wait during cleanup"
+OWN = ""
+PEER = "peer"  # a wait of this rank ended because others failed or are stuck
+WAIT = "wait"  # a wait reached its limit: its diagnosis is more precise than the error
+_WAITED = "and then got stuck in a wait during cleanup"
 # after a rank has failed, the others have this long to fail or finish by themselves
-GRACE_S: Final = 0.5
+GRACE_S = 0.5
 # Gloo's words for a timeout, for messages and for collectives
-_TIMED_OUT: Final = ("Timed out waiting", "Operation timed out!")
+_TIMED_OUT = ("Timed out waiting", "Operation timed out!")
 # the beginning of an error that torch passes on from another process or thread
-_PASSED_ON: Final = "Caught "
-_OURS: Final = Path(__file__).parent.parent
-_PYTHON: Final = f"{os.path.dirname(os.__file__)}{os.sep}"
+_PASSED_ON = "Caught "
+_OURS = Path(__file__).parent.parent
+_PYTHON = f"{os.path.dirname(os.__file__)}{os.sep}"
 # errors of ringsim that replace torch's own errors, and end a run in the same way
-_OF_TORCH: Final = ("Refused", "RunTimeout")
+_OF_TORCH = ("Refused", "RunTimeout")
 # the signals of a process that crashes by itself
-_CRASHES: Final = (
+_CRASHES = (
     signal.SIGSEGV,
     signal.SIGABRT,
     signal.SIGBUS,
@@ -82,8 +82,8 @@ _CRASHES: Final = (
     signal.SIGILL,
 )
 # findings that a program may recover from
-LOST_PEERS: Final = ("peer_exited", "missing_participant")
-_ERRORS: Final[dict[str, type[RingError]]] = {
+LOST_PEERS = ("peer_exited", "missing_participant")
+_ERRORS: dict[str, type[RingError]] = {
     "peer_exited": PeerExited,
     "missing_participant": PeerExited,
     "rank_failed": RankFailed,
@@ -93,7 +93,7 @@ _ERRORS: Final[dict[str, type[RingError]]] = {
     "collective_mismatch": MessageMismatch,
     "invalid_argument": ArgumentError,
 }
-_FILE: Final = "verdict.json"
+_FILE = "verdict.json"
 
 
 class Cause(NamedTuple):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
 # a message takes at least this many times as long on a slow link as on other links of the run,
-SLOW_TIMES: Final = 4
-SLOW_NS: Final = 1_000_000  # and at least this much longer;
-SLOW_SHARE: Final = 0.05  # the total is at least this share of the run.
-LEAST_MESSAGES: Final = 8  # of the same size and direction, for a link to be examined
-STILL_NS: Final = 2_000_000_000  # shortest time without an arrival on a stalled link,
+SLOW_TIMES = 4
+SLOW_NS = 1_000_000  # and at least this much longer;
+SLOW_SHARE = 0.05  # the total is at least this share of the run.
+LEAST_MESSAGES = 8  # of the same size and direction, for a link to be examined
+STILL_NS = 2_000_000_000  # shortest time without an arrival on a stalled link,
 # longer for a large message: few transports are slower than this
-STALL_BYTES_PER_S: Final = 50e6
-MOST_FINDINGS: Final = 5
-_SLOW_HINT: Final = (
+STALL_BYTES_PER_S = 50e6
+MOST_FINDINGS = 5
+_SLOW_HINT = (
     "Check the cable, the interfaces at both ends, and any other traffic on them. Alternatively, "
     "use ring_ranks to order the ring so that it sends little over this link."
 )
-_STILL_HINT: Final = (
+_STILL_HINT = (
     "Check the logs of the hosts and switches for that time. A host whose processes were stopped "
     "looks the same."
 )

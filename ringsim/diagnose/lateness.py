@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
 # waits at one line for one rank are reported only if their total is at least this,
-LATE_NS: Final = 1_000_000
-LATE_SHARE: Final = 0.05  # and at least this share of the run
-STRAGGLER_SHARE: Final = 0.5  # a straggler causes at least this share of all waiting,
-STRAGGLER_OF_RUN: Final = 0.1  # at least this share of the run for each other rank,
-STRAGGLER_TIMES: Final = 3  # and at least this number of waits
+LATE_NS = 1_000_000
+LATE_SHARE = 0.05  # and at least this share of the run
+STRAGGLER_SHARE = 0.5  # a straggler causes at least this share of all waiting,
+STRAGGLER_OF_RUN = 0.1  # at least this share of the run for each other rank,
+STRAGGLER_TIMES = 3  # and at least this number of waits
 # parts of the run: a rank that is always slow leads in all of them, and a rank that was disturbed
 # once leads in only one
-PARTS: Final = 4
-MOST_FINDINGS: Final = 5
+PARTS = 4
+MOST_FINDINGS = 5
 _SENDER, _RECEIVER, _MEMBER = range(3)
-_KINDS: Final = ("late_sender", "late_receiver", "straggler")
+_KINDS = ("late_sender", "late_receiver", "straggler")
 
 
 class _Waits(NamedTuple):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -48,19 +48,19 @@ from ringsim.traces.units import count
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
-MOST_FINDINGS: Final = 5
-_MARK: Final = OP_CODES["mark"]
-_BLOCKING: Final = [OP_CODES[name] for name in BLOCKING]
-_NEW_GROUP: Final = OP_CODES["new_group"]
-_UNEVEN: Final = [
+MOST_FINDINGS = 5
+_MARK = OP_CODES["mark"]
+_BLOCKING = [OP_CODES[name] for name in BLOCKING]
+_NEW_GROUP = OP_CODES["new_group"]
+_UNEVEN = [
     code for name, code in OP_CODES.items() if name in COLLECTIVES and COLLECTIVES[name].uneven
 ]
-_SAME_CALLS: Final = (
+_SAME_CALLS = (
     "Call the same collectives in the same order, with the same arguments, on all ranks of a group."
 )
-_OWN_MISTAKES: Final = ("invalid_argument", "buffer_hazard")  # of a single rank
-_SEVERITY: Final = ("size", "dtype", "reduction", "shape")
-_EFFECTS: Final = {
+_OWN_MISTAKES = ("invalid_argument", "buffer_hazard")  # of a single rank
+_SEVERITY = ("size", "dtype", "reduction", "shape")
+_EFFECTS = {
     "size": (
         " Gloo aborts a receiver whose buffer is smaller, but fills only part of a larger buffer."
     ),

@@ -16,7 +16,6 @@ one of the ranks has also called a collective from the other's line.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from ringsim.traces.findings import Diagnosis, Finding, Operation
 from ringsim.traces.matching import refused
 
 # kinds of findings about ranks on different paths
-_AMONG: Final = ("collective_mismatch", "missing_participant", "deadlock", "stalled")
+_AMONG = ("collective_mismatch", "missing_participant", "deadlock", "stalled")
 
 
 def tell_partings(diagnosis: Diagnosis, events: Events) -> Diagnosis:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,24 +51,24 @@ from ringsim.traces.events import (
 from ringsim.traces.findings import EXIT_CODE, IN_VAIN, LEFT_BLOCK, LOST, End, Operation
 from ringsim.traces.matching import CollectiveCalls, number_places, number_rows, refused
 
-STATES: Final = ("running", "blocked", "exited", "failed", "killed", "stopped", "unknown")
-GONE: Final = frozenset({"exited", "failed", "killed"})  # will post no more operations
+STATES = ("running", "blocked", "exited", "failed", "killed", "stopped", "unknown")
+GONE = frozenset({"exited", "failed", "killed"})  # will post no more operations
 # operations that a rank does not wait for: enough to find near matches
-MOST_POSTED: Final = 1000
-MOST_REFUSED: Final = 100  # refused operations of a rank
+MOST_POSTED = 1000
+MOST_REFUSED = 100  # refused operations of a rank
 # messages that block their thread until they are done
-BLOCKING: Final = ("send", "recv", "send_object_list", "recv_object_list")
-_NO_GROUP: Final = Group("", ())
-_UNKNOWN: Final = End("unknown")
-_MARK: Final = OP_CODES["mark"]
+BLOCKING = ("send", "recv", "send_object_list", "recv_object_list")
+_NO_GROUP = Group("", ())
+_UNKNOWN = End("unknown")
+_MARK = OP_CODES["mark"]
 # words in files of version 0.2.0, which had no field for this
-_OLD_WORDS: Final = {
+_OLD_WORDS = {
     "left with exit code": EXIT_CODE,
     "has left the recorded block": LEFT_BLOCK,
     "is lost: ": LOST,
     "and waited in vain on its way out": IN_VAIN,
 }
-_ABLE: Final = ("unknown", "running")  # states in a finished trace that the events refine
+_ABLE = ("unknown", "running")  # states in a finished trace that the events refine
 
 
 @dataclass(frozen=True)
@@ -210,10 +210,15 @@ class Head(NamedTuple):
     awaited: tuple[int, ...]
 
 
-class _RankRecords:
-    """One rank's kept operations and threads, numbered by the builder's tables."""
+class RankRecords:
+    """One rank's kept records.
 
-    def __init__(self) -> None:
+    Args:
+        last_kind: records of later kinds, such as MARK, are not kept.
+    """
+
+    def __init__(self, last_kind: int = COLLECTIVE) -> None:
+        self._last_kind = last_kind
         self.slots: Ints = np.zeros(0, dtype=np.int64)
         self.records: Ints = np.zeros(0, dtype=RECORD)
         self.latest = self.records  # the last operation, even if it is no longer kept
@@ -236,7 +241,7 @@ class _RankRecords:
             self._last[thread] = max(
                 self._last.get(thread, NONE), int(slots[records["thread"] == thread].max())
             )
-        operation = OP_KINDS[records["op"]] <= COLLECTIVE
+        operation = OP_KINDS[records["op"]] <= self._last_kind
         if operation.any():
             self.latest = records[operation][-1:].copy()
             self.slots = np.concatenate([self.slots, slots[operation]])
@@ -287,7 +292,7 @@ class SnapshotBuilder:
         self.used_before: set[int] = set()
         self.from_any: set[tuple[int, int]] = set()
         self.elsewhere: set[int] = set()
-        self._ranks = [_RankRecords() for _ in range(world_size)]
+        self._ranks = [RankRecords() for _ in range(world_size)]
         self._numbers: dict[str, dict[Any, int]] = {"group": {}, "payload": {}, "file": {}}
         # pairs dropped by (group, source, destination, tag), calls by (group,)
         self._dropped: dict[tuple[int, ...], int] = {}

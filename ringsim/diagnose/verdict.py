@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from ringsim.diagnose.snapshot import BLOCKING, GONE, OpenOperation, Snapshot
 from ringsim.diagnose.waitfor import Hindrance, Stuck, analyse, find_cycle, meets
@@ -30,12 +30,12 @@ from ringsim.traces.findings import (
 )
 from ringsim.traces.units import count
 
-SAME_GROUPS: Final = (
+SAME_GROUPS = (
     "Call new_group on every rank for every group, in the same order, even for groups that do not "
     "include the rank."
 )
-_MOST_WAITS: Final = 4  # or ranks that are listed
-_STATE_WORDS: Final = {
+_MOST_WAITS = 4  # or ranks that are listed
+_STATE_WORDS = {
     "blocked": "waits for another of its threads",
     "exited": "has exited",
     "failed": "has failed",
@@ -463,19 +463,19 @@ def _group_text(operation: Operation) -> str:
     return f"group {operation.group}" if operation.group else "its group"
 
 
-_SENDS_FIRST: Final = (
+_SENDS_FIRST = (
     "Receive first on one rank, or post with isend or batch_isend_irecv: all ranks send before "
     "they receive, and a send returns only after its recv is posted (with Gloo at any size, with "
     "MPI if the message is large)."
 )
-_RECVS_FIRST: Final = (
+_RECVS_FIRST = (
     "Send first on one rank, or post with batch_isend_irecv: all ranks receive before they send."
 )
-_MIXED: Final = (
+_MIXED = (
     "Post all operations with isend and irecv, or with batch_isend_irecv, before the first wait. "
     "Or change the order on one rank."
 )
-_TAKEN: Final = (
+_TAKEN = (
     "Give the recv from any rank its own tag, or post as many recvs as sends: with the same tag, "
     "that recv took this message or received a different one."
 )

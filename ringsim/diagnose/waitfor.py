@@ -27,7 +27,6 @@ import itertools
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from ringsim.diagnose.snapshot import OpenOperation, Snapshot
 from ringsim.traces.collectives import same_collective
@@ -35,7 +34,7 @@ from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE
 from ringsim.traces.findings import Operation
 
 _Waiter = tuple[int, int]  # a rank and the number of a thread
-_DEAD: Final = frozenset({"failed", "killed"})  # not even their posted operations will finish
+_DEAD = frozenset({"failed", "killed"})  # not even their posted operations will finish
 
 
 @dataclass(frozen=True)

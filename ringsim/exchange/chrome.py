@@ -30,7 +30,7 @@ from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringsim.exchange.reading import (
     count_item_bytes,
@@ -60,7 +60,7 @@ from ringsim.traces.events import (
     MARK,
     NONE,
     OK,
-    OPS,
+    OP_KINDS,
     Group,
     Payload,
     Tables,
@@ -70,8 +70,6 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from ringsim.traces.value import Trace
-
-__all__ = ["read_chrome", "read_profiler", "to_chrome", "to_ns"]
 
 
 def to_chrome(trace: Trace, path: str | PathLike[str]) -> None:
@@ -135,7 +133,7 @@ def _events(trace: Trace) -> Iterator[dict[str, Any]]:
 
 
 def _slice(one: Slice, place: dict[str, int], tables: Tables) -> Iterator[dict[str, Any]]:
-    kind = OPS[one.row.op][1]
+    kind = OP_KINDS[one.row.op]
     event = {
         **place,
         "name": make_name(one.row, tables),
@@ -257,7 +255,7 @@ class _Call(NamedTuple):
     shards: bool = False  # whether the work's size is only one rank's share
 
 
-_CALLS: Final = {
+_CALLS = {
     "c10d::send": _Call("isend", "send", peer=2, tag=3),
     "c10d::recv_": _Call("irecv", "recv", peer=2, tag=3),
     "c10d::recv_any_source_": _Call("irecv", "recvAnySource", tag=2),
@@ -276,9 +274,9 @@ _CALLS: Final = {
     # this call itself waits; its messages appear as works
     "c10d::monitored_barrier_": _Call("monitored_barrier", ""),
 }
-_WORK: Final = "gloo:"
+_WORK = "gloo:"
 # the profiler's name for each dtype -> torch's name
-_DTYPES: Final = {
+_DTYPES = {
     "float": "float32",
     "double": "float64",
     "c10::Half": "float16",

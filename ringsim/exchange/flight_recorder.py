@@ -22,7 +22,7 @@ import pickletools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ringsim.exchange.reading import (
     count_item_bytes,
@@ -41,9 +41,7 @@ from ringsim.traces.value import Trace
 if TYPE_CHECKING:
     from os import PathLike
 
-__all__ = ["read_flight_recorder"]
-
-_DTYPES: Final = {
+_DTYPES = {
     "Float": "float32",
     "Double": "float64",
     "Half": "float16",
@@ -60,7 +58,7 @@ _DTYPES: Final = {
     "Float8_e5m2": "float8_e5m2",
 }
 # backends' own names for torch's functions
-_SPELLINGS: Final = {
+_SPELLINGS = {
     "_all_gather_base": "all_gather_into_tensor", "all_gather_base": "all_gather_into_tensor",
     "_allgather_base": "all_gather_into_tensor",
     "allgather": "all_gather", "allreduce": "all_reduce",
@@ -72,12 +70,12 @@ _SPELLINGS: Final = {
     "allgather_into_tensor_coalesced": "all_gather_coalesced",
     "allgather_coalesced": "all_gather_coalesced",
 }  # fmt: skip
-_MESSAGE: Final = re.compile(r"(send|recv) (\d+)(->|<-)(\d+)")
-_RANK: Final = re.compile(r"(\d+)(\.json|\.pkl|\.pickle)?(\.gz)?$")
-_LIBRARY: Final = re.compile(
+_MESSAGE = re.compile(r"(send|recv) (\d+)(->|<-)(\d+)")
+_RANK = re.compile(r"(\d+)(\.json|\.pkl|\.pickle)?(\.gz)?$")
+_LIBRARY = re.compile(
     r"[/\\](torch|site-packages|dist-packages|lib[/\\]python[\d.]+|ringsim[/\\]comm)[/\\]|^<frozen "
 )
-MAX_RANKS: Final = 1 << 20
+MAX_RANKS = 1 << 20
 
 
 def read_flight_recorder(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> Trace:

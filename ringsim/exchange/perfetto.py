@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from ringsim.exchange.reading import importing, read_bytes
 from ringsim.exchange.schemas import perfetto_messages, plain_text
@@ -38,21 +38,19 @@ from ringsim.exchange.slices import (
     unpack_run,
 )
 from ringsim.traces.documents import parse_json, write_whole
-from ringsim.traces.events import KIND_NAMES, MARK, NONE, OPS
+from ringsim.traces.events import KIND_NAMES, MARK, NONE, OP_KINDS
 
 if TYPE_CHECKING:
     from os import PathLike
 
     from ringsim.traces.value import Trace
 
-__all__ = ["read_perfetto", "to_perfetto"]
-
 BEGIN, END, INSTANT = 1, 2, 3  # TrackEvent.Type
 # TracePacket.SequenceFlags: the packet discards earlier interned names, or needs them
 CLEARED, NEEDED = 1, 2
-_SEQUENCE: Final = 1
-_RUN_TRACK: Final = 1
-_MOST_PARENTS: Final = 100  # a chain of parents may contain a cycle, so it needs a limit
+_SEQUENCE = 1
+_RUN_TRACK = 1
+_MOST_PARENTS = 100  # a chain of parents may contain a cycle, so it needs a limit
 
 
 def to_perfetto(trace: Trace, path: str | PathLike[str]) -> None:
@@ -152,12 +150,12 @@ class _Writer:
                 self._event(int(end), END, track)
             elif begins:
                 self._begin(slice_, track)
-            elif OPS[slice_.row.op][1] != MARK:
+            elif OP_KINDS[slice_.row.op] != MARK:
                 flows = [slice_.flow_in] if slice_.flow_in else ()
                 self._event(int(end), END, track, terminating_flow_ids=flows)
 
     def _begin(self, one: Slice, track: int) -> None:
-        kind = OPS[one.row.op][1]
+        kind = OP_KINDS[one.row.op]
         named = self._named(make_name(one.row, self._tables), KIND_NAMES[kind])
         told = [
             self._annotation(key, value)

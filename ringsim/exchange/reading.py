@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
@@ -18,19 +18,11 @@ from ringsim.traces.documents import read_file, reading
 if TYPE_CHECKING:
     from os import PathLike
 
-__all__ = [
-    "count_item_bytes",
-    "importing",
-    "list_files",
-    "name_missing",
-    "read_bytes",
-]
-
-MAX_BYTES: Final = 2**30  # the size of one file, unpacked
+MAX_BYTES = 2**30  # the size of one file, unpacked
 # A trace of very regular steps compresses to a thirtieth of its size, repeated zeros to a
 # thousandth. A small file that unpacks to gigabytes was made to fill the reader's memory.
-FREE_BYTES: Final = 16 * 2**20
-MAX_RATIO: Final = 100
+FREE_BYTES = 16 * 2**20
+MAX_RATIO = 100
 
 
 @contextmanager

@@ -12,14 +12,11 @@ from __future__ import annotations
 
 from functools import cache
 from types import SimpleNamespace
-from typing import Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-__all__ = ["perfetto_messages", "plain_text"]
-
 # Each field reads "number name type", with a star if it repeats.
-_MESSAGES: Final = {
+_MESSAGES = {
     "Trace": ("1 packet TracePacket*",),
     "TracePacket": (
         "8 timestamp uint64",

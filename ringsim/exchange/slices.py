@@ -21,7 +21,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -34,7 +34,8 @@ from ringsim.traces.events import (
     MARK,
     NONE,
     OK,
-    OPS,
+    OP_KINDS,
+    OP_NAMES,
     RECV,
     SEND,
     SPAN,
@@ -133,9 +134,9 @@ def unfold(starts: Sequence[float], ends: Sequence[float]) -> Iterator[tuple[int
     yield from ((index, False) for index in reversed(stack) if ends[index] != math.inf)
 
 
-RUN: Final = "ringsim"  # the key under which a file stores the data about the run
-COLUMNS: Final = "columns"  # the key under which an event stores all its numbers
-BLOCKED: Final = "blocked"
+RUN = "ringsim"  # the key under which a file stores the data about the run
+COLUMNS = "columns"  # the key under which an event stores all its numbers
+BLOCKED = "blocked"
 
 
 class Row(NamedTuple):
@@ -237,7 +238,7 @@ def list_rows(events: Events) -> list[Row]:
 
 def make_name(row: Row, tables: Tables) -> str:
     """Returns the name that viewers display for an event, such as "isend to 1"."""
-    name, kind = OPS[row.op]
+    name, kind = OP_NAMES[row.op], OP_KINDS[row.op]
     if kind in (SPAN, MARK):
         return tables.labels[row.label] if row.label != NONE else name
     if kind not in (SEND, RECV):

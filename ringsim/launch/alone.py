@@ -8,6 +8,7 @@ any time::
     ------                                     -------
     function and arguments, pickled -------->  calls the function
     shows its output as it arrives  <--------  prints
+    asks the user                   <------->  stops at a breakpoint
     result, unpickled               <--------  returns; waits to be ended
     on Ctrl-C: "interrupt"          -------->  hands over its partial result
 """
@@ -17,19 +18,18 @@ from __future__ import annotations
 import pickle
 import time
 from multiprocessing.connection import wait
-from typing import Any, Final
+from typing import Any
 
 from ringsim.diagnose.failure import describe_death, indent, interrupted_once
 from ringsim.errors import Interrupted, RankFailed, RingError, RunTimeout
+from ringsim.launch.debugging import answer
 from ringsim.launch.job import ALONE, INTERRUPT, RankKind, pack_caller, start_environment
 from ringsim.launch.output import RankOutput
 from ringsim.launch.ranks import RankSet, get_launcher
 from ringsim.launch.results import read_result
 
-__all__ = ["run_alone"]
-
-_POLL_S: Final = 0.05
-_HAND_OVER_S: Final = 2.0  # for the partial result of an interrupted process
+_POLL_S = 0.05
+_HAND_OVER_S = 2.0  # for the partial result of an interrupted process
 
 
 def run_alone(
@@ -114,6 +114,10 @@ class _Call:
             what, value = self._channel.recv()
         except (EOFError, OSError):
             raise self._describe_death() from None
+        if what == "asks":
+            asked_s = time.monotonic()
+            self._channel.send_bytes(pickle.dumps(answer(value)))
+            self._start_s += time.monotonic() - asked_s  # the limit does not include this time
         if what == "failed":
             self._output.follow(last=True)
             raise value

@@ -8,11 +8,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from ringsim.errors import ArgumentError, check_seed, check_worker, is_integer, is_number
 from ringsim.faults import Degrade, Injection, check_injections
 from ringsim.launch.job import CHECKS, RankKind, pack_call, start_environment
+from ringsim.launch.live import run_live
 from ringsim.launch.recorded_cells import is_replaying, name_run, refuse, replay
 from ringsim.launch.run import RunOptions, run
 from ringsim.traces.value import Trace
@@ -20,7 +21,7 @@ from ringsim.traces.value import Trace
 if TYPE_CHECKING:
     from ringsim.launch.recording import Recording
 
-WORLD_SIZE_MAX: Final = 1024  # real processes; use the simulator for more
+WORLD_SIZE_MAX = 1024  # real processes; use the simulator for more
 
 
 @overload
@@ -42,6 +43,7 @@ def trace(
     ring: bool = ...,
     check: str = ...,
     backend: str | None = ...,
+    live: bool = ...,
 ) -> Trace: ...
 
 
@@ -59,6 +61,7 @@ def trace(
     ring: bool = True,
     check: str = "basic",
     backend: str | None = None,
+    live: bool = False,
 ) -> Trace | Recording:
     """Runs a function on real ranks and records every message.
 
@@ -99,6 +102,8 @@ def trace(
             detected after one second, if the posted operations prove that they are stuck. If a rank
             sleeps or computes forever, or no proof is possible, only ``limit_s`` and ``timeout_s``
             end the run; the error lists the operations that the ranks waited for.
+        live: whether to show the run while it runs: in a notebook as a widget below the cell, in a
+            terminal as a page in your browser, or as one line per rank if there is no browser.
 
     Returns:
         The trace, with events, pictures, and the ``results`` and ``output`` of each rank. With a
@@ -123,6 +128,11 @@ def trace(
     if check not in CHECKS:
         raise ArgumentError(f"check must be one of {', '.join(map(repr, CHECKS))}, got {check!r}.")
     if isinstance(worker_or_path, str | os.PathLike):
+        if live:
+            raise ArgumentError(
+                "live must be omitted with a path, got True: the ranks are already running. To see "
+                "them while they run, use: ringsim watch."
+            )
         return _record(Path(worker_or_path), world_size, inject, check)
     check_worker(worker_or_path)
     if is_replaying():
@@ -142,7 +152,10 @@ def trace(
     if backend is not None:
         _check_for_mpi(injections, check)
     job = replace(pack_call(worker_or_path, args, kwargs, seed), check=check, inject=injections)
-    return run(job, kind, RunOptions(limit_s=limit_s))
+    options = RunOptions(limit_s=limit_s)
+    if live:
+        return run_live(functools.partial(run, job, kind), options, kind.world_size)
+    return run(job, kind, options)
 
 
 def _check_for_mpi(injections: Sequence[Injection], check: str) -> None:

@@ -26,7 +26,7 @@ import uuid
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from torch.distributed.distributed_c10d import PrefixStore
 
@@ -34,10 +34,10 @@ from ringsim.comm.torch_private import default_store
 from ringsim.errors import RingError
 from ringsim.launch.clocks import name_boot, name_clock
 
-_MAX_PAUSE_S: Final = 0.01
+_MAX_PAUSE_S = 0.01
 # per waiting rank: together they ask 3,300 times per second, and a store can answer 44,000
-_EACH_PAUSE_S: Final = 3e-4
-_PLACE: Final = {
+_EACH_PAUSE_S = 3e-4
+_PLACE = {
     "host": str,
     "clock": str,
     "directory": str,

@@ -30,19 +30,19 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from ringsim.comm.bootstrap import leave_thread
 from ringsim.state import OUR_THREADS
 from ringsim.traces.clocks import DRIFT_PPM
 from ringsim.traces.recorder import Recorder
 
-ROUND_TRIPS: Final = 32
-EVERY_S: Final = 60.0
-PATIENCE: Final = timedelta(seconds=5)  # for an answer
-PATIENCE_WITH_OTHERS: Final = timedelta(seconds=1)  # for the ranks that have the turn
-MOST_ASKERS: Final = 64  # of rank 0; further clocks ask others
-FAN_OUT: Final = 16  # askers of these others
+ROUND_TRIPS = 32
+EVERY_S = 60.0
+PATIENCE = timedelta(seconds=5)  # for an answer
+PATIENCE_WITH_OTHERS = timedelta(seconds=1)  # for the ranks that have the turn
+MOST_ASKERS = 64  # of rank 0; further clocks ask others
+FAN_OUT = 16  # askers of these others
 
 
 def name_boot() -> str:

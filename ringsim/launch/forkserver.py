@@ -34,14 +34,14 @@ import sys
 import time
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import Any
 
 from ringsim.launch.job import RankConfig
 
-FDS_PER_MESSAGE: Final = 200  # the kernel passes at most 253 descriptors with one message
-_MESSAGE_BYTES: Final = 1 << 16
-_PARENT_CHECK_S: Final = 0.25  # time between two checks that the launcher is still the parent
-_PR_SET_PDEATHSIG: Final = 1
+FDS_PER_MESSAGE = 200  # the kernel passes at most 253 descriptors with one message
+_MESSAGE_BYTES = 1 << 16
+_PARENT_CHECK_S = 0.25  # time between two checks that the launcher is still the parent
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass

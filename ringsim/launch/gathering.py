@@ -35,26 +35,26 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from ringsim.comm.bootstrap import BackgroundCall
 from ringsim.launch.block import BlockStore, find_place, lasts, never, place_of
 from ringsim.state import OUR_THREADS
 from ringsim.traces.parts import FILE_NAME, PartReader
 
-CHUNK_BYTES: Final = 1 << 18
-WINDOW: Final = 8
+CHUNK_BYTES = 1 << 18
+WINDOW = 8
 # hosts that are notified shortly before their turn: before that, their ranks rarely look
-AHEAD: Final = 64
-STOPPED_S: Final = 5.0  # a rank without a message for this long has stopped
+AHEAD = 64
+STOPPED_S = 5.0  # a rank without a message for this long has stopped
 # time that an ending process waits to be asked for its parts, if it can leave them in the store
-ENDING_S: Final = 2.0
+ENDING_S = 2.0
 # the same time if it cannot, because rank 0 may leave the block later and ask others first
-LATE_S: Final = 60.0
+LATE_S = 60.0
 # time that a sender waits until rank 0 also has the parts of all others
-GATHERED_S: Final = 600.0
-ANSWER_S: Final = 30.0  # time that a sender waits for the next message from rank 0
-MAX_FILE_BYTES: Final = 1 << 28  # more than any recorder writes
+GATHERED_S = 600.0
+ANSWER_S = 30.0  # time that a sender waits for the next message from rank 0
+MAX_FILE_BYTES = 1 << 28  # more than any recorder writes
 
 
 # -- a rank on another host

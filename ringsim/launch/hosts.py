@@ -44,7 +44,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -66,15 +66,15 @@ from ringsim.traces.recorder import Recorder
 from ringsim.traces.run_parts import read_run
 from ringsim.traces.value import Trace
 
-LOOK_S: Final = 0.2  # time between two looks at the ranks of this host
-BEAT_S: Final = 1.0  # time between two beats, unless the host begins to stand still
+LOOK_S = 0.2  # time between two looks at the ranks of this host
+BEAT_S = 1.0  # time between two beats, unless the host begins to stand still
 # time that a host stands still before it reports so, and that all do before their parts are read
-STILL_S: Final = 0.5
-LOST_S: Final = 5.0
-OVER: Final = -1  # the number of the last beat of a host that leaves
+STILL_S = 0.5
+LOST_S = 5.0
+OVER = -1  # the number of the last beat of a host that leaves
 # a beat that takes longer to send was held up, and so was a message without progress for longer
-SLOW_S: Final = 2.0
-_COPIED: Final = (".events", ".names", "run.json")
+SLOW_S = 2.0
+_COPIED = (".events", ".names", "run.json")
 
 
 class Beat(NamedTuple):

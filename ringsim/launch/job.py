@@ -10,25 +10,25 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from ringsim.faults import Injection
 
 # a logger: name, level; stream, level and format of handlers
 Logging = tuple[str, int, list[tuple[str, int, logging.Formatter | None]]]
-ALONE: Final = "virtual clock"  # the device of a process that runs a function alone
-INTERRUPT: Final = "interrupt"  # asks such a process for its partial result
+ALONE = "virtual clock"  # the device of a process that runs a function alone
+INTERRUPT = "interrupt"  # asks such a process for its partial result
 # the mistakes that the ranks refuse, see `ringsim.trace`
-CHECKS: Final = ("basic", "full", "off")
+CHECKS = ("basic", "full", "off")
 # Variables that torch, Gloo, NCCL, OpenMP, BLAS, the allocator, the loader or Python read when a
 # process starts. A rank that started with different values must not run the caller's job.
-START_VALUES: Final = re.compile(
+START_VALUES = re.compile(
     r"(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|GLOO|NCCL|TORCH|PYTORCH|ATEN|C10|TP|CUDA|CUBLAS|"
     r"CUDNN|NVIDIA|LD|MALLOC|GLIBC|PYTHON)(_.*)?"
     r"|GLIBC_TUNABLES|TMPDIR|LANG|LC_ALL"
 )
 # limit of the source text of notebook cells sent with a call
-_CELL_LINES_BYTES: Final = 1_000_000
+_CELL_LINES_BYTES = 1_000_000
 
 
 def start_environment() -> tuple[tuple[str, str], ...]:
@@ -49,6 +49,7 @@ class RankKind:
     environment: tuple[tuple[str, str], ...]
     interpreter: str = sys.executable
     backend: str | None = None
+    stays: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class RankConfig:
         keep: whether the directory remains if the launcher is killed (if the run was given a path).
         ring: whether the rank joins the default group and the ring before it takes a job.
         mark: a secret text printed before and after output hidden by print suppression.
+        stays: whether the rank belongs to a session, and takes one call after the other.
     """
 
     directory: str
@@ -72,6 +74,7 @@ class RankConfig:
     keep: bool = False
     mark: str = ""
     backend: str | None = None
+    stays: bool = False
 
     def for_rank(self, rank: int) -> RankConfig:
         """Returns the configuration of another rank."""
@@ -107,6 +110,9 @@ class Job:
         check: the mistakes to refuse; see ``ringsim.trace``.
         inject: the faults to inject, on any rank.
         loggers: the current configuration of the caller's loggers.
+        directory: the directory of a session's call, or None for the directory of the ranks.
+        epoch: how often a session has made its groups again.
+        only: the ranks that run a session's call; the others return at once. None means all.
     """
 
     call: bytes | None
@@ -122,22 +128,31 @@ class Job:
     inject: tuple[Injection, ...] = ()
     module: bool = False
     loggers: tuple[Logging, ...] = ()
+    directory: str | None = None
+    epoch: int = 0
+    only: tuple[int, ...] | None = None
 
 
 def pack_call(
-    worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, seed: int
+    worker: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    seed: int,
+    pack: Callable[[Any], bytes] | None = None,
 ) -> Job:
     """Packs a function and its arguments, which are the same on every rank.
 
-    The function may come from a notebook cell, or be a closure or a lambda.
+    The function may come from a notebook cell, or be a closure or a lambda. ``pack`` replaces
+    ``dumps``.
 
     Raises:
         ArgumentError: ``args`` is not a list, ``kwargs`` is not a dict, or the function uses an
             object that cannot be pickled; the message names the object and the line that uses it.
     """
-    from ringsim.ring.packing import pack_worker  # imported on use: cloudpickle
+    from ringsim.ring.packing import dumps, pack_worker  # imported on use: cloudpickle
 
-    return _pack(pack_worker(worker, args, kwargs), None, list(sys.argv), seed)
+    packed = pack_worker(worker, args, kwargs, pack or dumps)
+    return _pack(packed, None, list(sys.argv), seed)
 
 
 def pack_script(script: str, argv: Sequence[str], seed: int, *, module: bool = False) -> Job:
@@ -229,3 +244,9 @@ def _cell_lines() -> dict[str, list[str]]:
             break
         lines[name] = list(entry[2])
     return lines
+
+
+def show_lines(cells: dict[str, list[str]]) -> None:
+    """Makes the source lines of code outside files known to tracebacks."""
+    for name, lines in cells.items():
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)

@@ -31,7 +31,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from ringsim.diagnose.failure import raise_verdict, read_verdict
 from ringsim.errors import RingError
@@ -44,12 +44,12 @@ from ringsim.state import OUR_THREADS
 from ringsim.traces.recorder import Recorder
 
 # messages posted before the block are not in the parts, so they need time to arrive
-SETTLE_S: Final = 0.5
-TAKE_OVER_S: Final = 1.0  # time between two checks that a rank watches
-_BYE: Final = "bye"
-_LOOK_S: Final = 0.01
-_MOST_IDLE: Final = 16  # threads of a rank that are reported
-_LINE_BYTES: Final = 1 << 12  # up to this length, a line is written atomically
+SETTLE_S = 0.5
+TAKE_OVER_S = 1.0  # time between two checks that a rank watches
+_BYE = "bye"
+_LOOK_S = 0.01
+_MOST_IDLE = 16  # threads of a rank that are reported
+_LINE_BYTES = 1 << 12  # up to this length, a line is written atomically
 
 
 class JoinedWatch:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from ringsim.diagnose.failure import read_verdict
 from ringsim.errors import RingError
@@ -21,10 +21,10 @@ from ringsim.traces.files import save_pieces
 from ringsim.traces.parts import PartReader
 from ringsim.traces.run_parts import Parts, share_tables
 
-WAIT_S: Final = 30.0  # the time that rank 0 waits for the ends of the other ranks' blocks
+WAIT_S = 30.0  # the time that rank 0 waits for the ends of the other ranks' blocks
 # the same after rank 0's own block ended with an exception: other blocks may never end
-WAIT_AFTER_ERROR_S: Final = 2.0
-LOOK_S: Final = 0.1  # between two checks for ranks that are gone, or for the end of the time
+WAIT_AFTER_ERROR_S = 2.0
+LOOK_S = 0.1  # between two checks for ranks that are gone, or for the end of the time
 
 
 def collect_announcements(

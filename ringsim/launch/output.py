@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 from ringsim.launch.job import RankConfig
-
-__all__ = ["RankOutput"]
 
 
 class RankOutput:
     """The output of one rank, read from its file.
 
     With ``show``, its lines are printed as they arrive, each with the prefix ``tag``, by default
-    the rank. With ``show_hidden``, lines hidden by print suppression are also printed.
+    the rank. With ``show_hidden``, lines hidden by print suppression are also printed. Before lines
+    are printed, ``make_room`` is called.
     """
 
     def __init__(
-        self, config: RankConfig, *, show: bool, show_hidden: bool, tag: str | None = None
+        self,
+        config: RankConfig,
+        *,
+        show: bool,
+        show_hidden: bool,
+        tag: str | None = None,
+        make_room: Callable[[], None] = lambda: None,
     ) -> None:
         self._tag = f"[rank {config.rank}] " if tag is None else tag
         self._file = config.file("out")
         self._mark = config.mark
         self._show = show
         self._show_hidden = show_hidden
+        self._make_room = make_room
         self._offset = 0
         self._hidden = False
         self._kept: list[str] = []
@@ -59,6 +66,8 @@ class RankOutput:
 
     def _print(self, text: str) -> None:
         *lines, self._line = (self._line + text).split("\n")
+        if lines:
+            self._make_room()
         try:
             for line in lines:
                 sys.stdout.write(f"{self._tag}{line}\n")

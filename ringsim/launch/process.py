@@ -10,14 +10,13 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
-from ringsim.launch.job import INTERRUPT, Job, RankConfig
+from ringsim.launch.job import INTERRUPT, Job, RankConfig, show_lines
 from ringsim.launch.results import write_result
 
-__all__ = ["Process", "become", "park", "preload"]
-
-_EXPECTED: Final = "ringsim.simulator.simulation:simulate_here"  # most calls are of this function
+_LINE_BYTES = 65_536  # a pipe holds no more
+_EXPECTED = "ringsim.simulator.simulation:simulate_here"  # most calls are of this function
 
 
 def preload() -> None:
@@ -41,6 +40,7 @@ class Process:
     def __init__(self, channel: Connection, config: RankConfig) -> None:
         self.hand_over: Callable[[], Any] | None = None
         self._channel, self._file = channel, config.file("result")
+        self._lines, self._typed = os.pipe()  # the lines that the user types
         self._lock = threading.RLock()
         self._finished = False
 
@@ -48,6 +48,11 @@ class Process:
         """Sends a message to the caller, from any thread."""
         with self._lock:
             self._channel.send((what, value))
+
+    def ask(self, text: str) -> str:
+        """Shows a text to the user, and returns the line that the user types."""
+        self.say("asks", text)
+        return os.read(self._lines, _LINE_BYTES).decode()
 
     def finish(self, value: Any, what: str = "result") -> None:
         """Sends the result, from any thread; only the first result counts."""
@@ -64,7 +69,9 @@ class Process:
         try:
             while True:
                 message = pickle.loads(self._channel.recv_bytes())
-                if message == INTERRUPT and self.hand_over is not None:
+                if message != INTERRUPT:
+                    os.write(self._typed, message.encode())
+                elif self.hand_over is not None:
                     self.finish(self.hand_over(), "handed over")
         except (EOFError, OSError):
             os._exit(1)
@@ -84,6 +91,7 @@ def become(
     try:
         job, function, args = pickle.loads(channel.recv_bytes())
         enter(job, {})
+        show_lines(job.lines)
         threading.Thread(target=process.listen, name="ringsim-channel", daemon=True).start()
         process.finish(pkgutil.resolve_name(function)(process, *args))
     except BaseException as error:  # the caller must receive any error

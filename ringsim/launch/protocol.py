@@ -13,27 +13,36 @@ others (``joined``)::
     OVER, the error was caught     ----------->  marks those operations as failed
     WHERE, before ranks are ended  ----------->  looks at its main thread
                                    <-----------  WHERE, the user's line
+    STOP, when a call has failed   ----------->  shuts its connections, and interrupts the program
+                                   <-----------  IDLE, at the end of a session's call
+    DO, between two calls          ----------->  calls a function of ringsim
+                                   <-----------  DO, its result
+    JOIN, after a failed call      ----------->  leaves its groups, and joins the others again
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from ringsim.diagnose.failure import describe_unfinished
 from ringsim.launch.system import look_at_living
 from ringsim.launch.threads import Place, find_place, list_threads
 
-ASK: Final = "threads?"
-WHERE: Final = "where?"
-WAKE: Final = "wake"
-SHUT: Final = "shut"
-OVER: Final = "over"
+ASK = "threads?"
+WHERE = "where?"
+WAKE = "wake"
+SHUT = "shut"
+OVER = "over"
+STOP = "stop"
+IDLE = "idle"
+DO = "do"
+JOIN = "join"
 
 # time for ranks to report their places: the machine may be busy, and C++ may hold the interpreter
-ANSWER_S: Final = 1.0
-WAKE_S: Final = 2.0  # time for a rank to raise after its connections are shut
+ANSWER_S = 1.0
+WAKE_S = 2.0  # time for a rank to raise after its connections are shut
 
 
 def answer(question: str) -> Any:

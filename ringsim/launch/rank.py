@@ -11,6 +11,8 @@
     send the result                and wait for "bye": if rank 0 ended early, the rendezvous store
                                    would end with it
 
+A rank of a session repeats this from the job on, with new files for each call, until "bye".
+
 A thread reads the channel from the start, so that a rank notices immediately when its launcher is
 gone.
 """
@@ -21,28 +23,36 @@ import contextlib
 import faulthandler
 import functools
 import io
-import linecache
 import os
 import pickle
 import queue
 import random
 import runpy
 import shutil
+import signal
 import socket
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, NoReturn, TextIO
+from typing import Any, NamedTuple, NoReturn, TextIO
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from ringsim.comm import bootstrap, torch_hooks
 from ringsim.comm.backends import set_backend
+from ringsim.comm.ended_groups import end_groups
 from ringsim.comm.injecting import install_with
 from ringsim.comm.mpi import import_mpi
 from ringsim.diagnose.failure import (
@@ -54,16 +64,19 @@ from ringsim.diagnose.failure import (
 from ringsim.errors import RingError
 from ringsim.faults import jitter_of, slowed_by
 from ringsim.launch import process, worlds
-from ringsim.launch.job import ALONE, Job, RankConfig, configure_loggers
-from ringsim.launch.protocol import ASK, OVER, WAKE, WAKE_S, WHERE, answer
+from ringsim.launch.job import ALONE, Job, RankConfig, configure_loggers, show_lines
+from ringsim.launch.namespace import Namespace
+from ringsim.launch.protocol import ASK, DO, IDLE, JOIN, OVER, STOP, WAKE, WAKE_S, WHERE, answer
 from ringsim.launch.results import describe_unpicklable, write_result
 from ringsim.launch.system import shut_connections
+from ringsim.ring.packing import dumps
+from ringsim.ring.printing import restore_output
 from ringsim.ring.ring import initialize
 from ringsim.state import change_state, get_state
 from ringsim.traces.recorder import Recorder
 
-HEAD: Final = "127.0.0.1"
-_PORT_POLL_S: Final = 0.001
+HEAD = "127.0.0.1"
+_PORT_POLL_S = 0.001
 
 
 def main(channel: Connection, config: RankConfig) -> NoReturn:
@@ -73,63 +86,205 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
     if config.comm_device == ALONE:
         _name_process("ringsim-clock")
         process.become(channel, config, _enter)
-    say = _make_say(channel)
-    woken = threading.Event()  # the connections have been shut, for a verdict
-    inbox = _watch(channel, config, say, woken)
-    status = 1
-    try:
-        port, door, _store = _join(config)
-        recorder = _start_recording(config)
-        recorder.on_failure = functools.partial(_raise_verdict, recorder, woken, say)
-        note_failed_threads(recorder)
-        _tell_of_threads(say)
-        say(("ready", os.getpid()))
-        job: Job = pickle.loads(inbox.get())
-        _take_job(job, config, port, recorder)
-        # for groups that the program creates again; in the background, because a name server may be
-        # slow
-        if door is not None:
-            _programs = bootstrap.BackgroundCall(
-                functools.partial(bootstrap.host, door, config.timeout_s)
-            )
-        worlds.enter_rank(Path(config.directory), functools.partial(_end, config, say))
-        function = _load(job)
-        recorder.hooks.on_imports()
-        say(("loaded", torch.get_num_threads()))
-        inbox.get()  # "go"
-        try:
-            result = function()
-            recorder.hooks.check_end()
-        finally:
-            torch_hooks.uninstall(recorder)
-            recorder.close()
-        say(("result", _write_result(result, config)))
-        status = 0
-    except BaseException as error:  # the launcher must receive any error
-        say(("failed", report_exception(config.rank, error)))
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # the worker may have closed or replaced it
-            stream.flush()
-    while config.backend == "mpi" and inbox.empty():
+    calls = _Calls(channel, config)
+    if config.stays:
+        calls.serve()
+    has_returned = calls.run(config)
+    _flush_output()
+    while config.backend == "mpi" and calls.inbox.empty():
         # MPI messages progress only during MPI calls; and mpirun may end all ranks with one
         import_mpi().COMM_WORLD.Iprobe()
         time.sleep(_PORT_POLL_S)
-    if status == 0:
-        inbox.get()  # "bye"
-    os._exit(status)  # an interpreter with torch takes 0.2 s to finalize
+    if has_returned:
+        calls.inbox.get()  # "bye"
+    os._exit(int(not has_returned))  # an interpreter with torch takes 0.2 s to finalize
 
 
-def _take_job(job: Job, config: RankConfig, port: int, recorder: Recorder) -> None:
-    """Sets up this rank for a job before the program's code is loaded."""
-    _name_process(f"ringsim-rank{config.rank}")
-    _enter(job, _launcher_variables(config, port))
-    _start_computing(job, config)
-    recorder.set_meta("num_threads", torch.get_num_threads())
-    if job.check != "basic" or job.inject:
-        torch_hooks.uninstall(recorder)
-        install_with(job.inject, recorder, job.check)
-        slowdown, jitter = slowed_by(job.inject, config.rank), jitter_of(job.inject, config.rank)
-        change_state(slowdown=slowdown, jitter=jitter)
+class Left(NamedTuple):
+    """How a call of a session has left its rank.
+
+    Attributes:
+        has_groups: whether the default group exists.
+        begun: the number of optimizer steps that began in the call.
+        done: the number of those that ended.
+    """
+
+    has_groups: bool
+    begun: int
+    done: int
+
+
+class _Calls:
+    """Runs this rank's calls: one, or those of a session, one after the other.
+
+    Args:
+        channel: the channel to the launcher.
+        config: the configuration of the rank.
+
+    Attributes:
+        inbox: the launcher's messages.
+    """
+
+    def __init__(self, channel: Connection, config: RankConfig) -> None:
+        self._channel, self._config = channel, config
+        self._say = _make_say(channel)
+        self._woken = threading.Event()  # the connections have been shut, for a verdict
+        self.inbox = _watch(channel, config, self._say, self._woken)
+        _tell_of_threads(self._say)
+        self._namespace = Namespace() if config.stays else None
+        self._port = 0  # of the rendezvous, once the rank has joined the others
+        self._kept: list[Any] = []  # objects that must stay alive
+        self._has_entered = self._is_interruptible = False
+        # groups with operations that earlier calls have left in flight
+        self._open_groups: set[str] = set()
+        self._steps: Counter[str] = Counter()  # of optimizers in this call, begun and done
+
+    def serve(self) -> NoReturn:
+        """Runs the calls of a session until the launcher ends it."""
+        signal.signal(signal.SIGINT, self._interrupt)
+        register_optimizer_step_pre_hook(lambda *_: self._steps.update(["begun"]))
+        register_optimizer_step_post_hook(lambda *_: self._steps.update(["done"]))
+        self._try_to_join()
+        _name_process("ringsim-idle")
+        while (message := self.inbox.get()) != "bye":
+            if message[0] == DO:
+                self._say((DO, self._do(message[1])))
+            elif message == JOIN:
+                self._leave()
+                self._try_to_join()
+            elif message != STOP:  # which came after the call's end
+                job = pickle.loads(message)
+                config = replace(self._config, directory=job.directory)
+                _redirect_output(config)
+                self._woken.clear()
+                self._steps.clear()
+                self.run(config, job)
+                _flush_output()
+                _name_process("ringsim-idle")
+                left = Left(dist.is_initialized(), self._steps["begun"], self._steps["done"])
+                self._say((IDLE, left))
+        os._exit(0)
+
+    def _try_to_join(self) -> None:
+        """Joins the other ranks; an error is raised by the next call, which tries again."""
+        with contextlib.suppress(Exception):
+            self._join()
+
+    def _leave(self) -> None:
+        """Ends the groups, of which some ranks may be gone."""
+        shut_connections(None, self._channel.fileno())
+        restore_output()
+        change_state(ring=None)
+        end_groups()
+        self._port, self._kept, self._open_groups = 0, [], set()
+
+    def _interrupt(self, number: int, frame: Any) -> None:
+        """Raises KeyboardInterrupt in the program, but not in ringsim's own work."""
+        if self._is_interruptible:
+            signal.default_int_handler(number, frame)
+
+    def _do(self, packed: bytes) -> tuple[bool, bytes]:
+        """Calls a packed function outside a run; returns whether it returned, and its result."""
+        assert self._namespace is not None
+        try:
+            function, args = self._namespace.load(packed)
+            return True, dumps(function(*args))
+        except Exception as error:
+            return False, dumps(error)
+
+    def run(self, config: RankConfig, job: Job | None = None) -> bool:
+        """Runs one call, whose files ``config`` names; returns whether its function has returned.
+
+        The launcher receives the result, or the error.
+        """
+        try:
+            self._join()
+            recorder = _start_recording(config)
+            stop = note_failed_threads(recorder)
+            try:
+                result = self._run(recorder, config, job)
+            finally:
+                torch_hooks.uninstall(recorder)
+                self._open_groups |= recorder.list_open_groups()
+                recorder.close()
+                stop()
+            self._say(("result", _write_result(result, config)))
+        except BaseException as error:  # the launcher must receive any error
+            self._say(("failed", report_exception(config.rank, error)))
+            return False
+        return True
+
+    def _join(self) -> None:
+        """Joins the other ranks, unless this rank has."""
+        if not self._port:
+            self._port, door, store = _join(self._config)
+            self._kept = [door, store]
+            if self._has_entered:
+                os.environ["MASTER_PORT"] = str(self._port)
+                self._open_door()
+
+    def _open_door(self) -> None:
+        """Hosts a store for groups that the program creates again.
+
+        It does so in the background, because a name server may be slow.
+        """
+        door, store = self._kept
+        if door is not None:
+            call = functools.partial(bootstrap.host, door, self._config.timeout_s)
+            self._kept = [bootstrap.BackgroundCall(call), store]
+
+    def _run(self, recorder: Recorder, config: RankConfig, job: Job | None) -> Any:
+        """Runs one call, recorded, and returns its result."""
+        recorder.is_settled = lambda group: bool(self._namespace) and group not in self._open_groups
+        recorder.on_failure = functools.partial(_raise_verdict, recorder, self._woken, self._say)
+        self._say(("ready", os.getpid()))
+        job = job or pickle.loads(self.inbox.get())
+        self._take(job, config, recorder)
+        function = _load(job, config.rank, self._namespace)
+        recorder.hooks.on_imports()
+        self._say(("loaded", torch.get_num_threads()))
+        if self.inbox.get() != "go":
+            raise KeyboardInterrupt
+        self._is_interruptible = True
+        try:
+            result = function()
+        finally:
+            self._is_interruptible = False
+        recorder.hooks.check_end()
+        return result
+
+    def _take(self, job: Job, config: RankConfig, recorder: Recorder) -> None:
+        """Sets up this rank for a job before the program's code is loaded.
+
+        The later calls of a session find the rank as the earlier ones left it.
+        """
+        _name_process(f"ringsim-rank{config.rank}")
+        recorder.world = job.epoch
+        show_lines(job.lines)
+        if not self._has_entered:
+            self._has_entered = True
+            _enter(job, _launcher_variables(config, self._port))
+            _start_computing(job, config)
+            worlds.enter_rank(
+                Path(self._config.directory), functools.partial(_end, config, self._say)
+            )
+            self._open_door()
+        recorder.set_meta("num_threads", torch.get_num_threads())
+        recorder.set_meta("argv", job.argv)
+        if job.check != "basic" or job.inject:
+            torch_hooks.uninstall(recorder)
+            install_with(job.inject, recorder, job.check)
+            slowdown, jitter = (
+                slowed_by(job.inject, config.rank),
+                jitter_of(job.inject, config.rank),
+            )
+            change_state(slowdown=slowdown, jitter=jitter)
+
+
+def _flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the worker may have closed or replaced it
+            stream.flush()
 
 
 def _end(config: RankConfig, say: Callable[[Any], None], error: Exception) -> NoReturn:
@@ -177,6 +332,13 @@ def _redirect_output(config: RankConfig) -> None:
     change_state(hidden_output=hide)
 
 
+def _silence_cpp() -> None:
+    """Drops the standard error, on which torch would describe lost connections at length."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+
+
 def _line_writer(fd: int) -> TextIO:
     return io.TextIOWrapper(
         io.FileIO(fd, "w", closefd=False),
@@ -215,8 +377,13 @@ def _watch(
                     say((message, answer(message)))
                 elif message == WAKE:
                     if config.backend is None:  # an MPI wait looks for a verdict by itself
-                        shut_connections(_read_port(config))
+                        shut_connections(_read_port(config), channel.fileno())
                     woken.set()
+                elif message == STOP:
+                    inbox.put(message)
+                    _silence_cpp()
+                    shut_connections(None, channel.fileno())
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
                 elif message[0] == OVER:
                     woken.clear()
                     with contextlib.suppress(ValueError):  # the recording is just ending
@@ -293,8 +460,6 @@ def _enter(job: Job, variables: dict[str, str]) -> None:
     else:
         sys.path[:] = [job.cwd if job.module else os.path.dirname(job.script), *job.path]
     sys.argv[:] = job.argv
-    for name, lines in job.lines.items():
-        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
     configure_loggers(job.loggers)
 
 
@@ -338,10 +503,13 @@ def _launcher_variables(config: RankConfig, port: int) -> dict[str, str]:
     }
 
 
-def _load(job: Job) -> Callable[[], Any]:
-    """Returns the function to run."""
+def _load(job: Job, rank: int, namespace: Namespace | None) -> Callable[[], Any]:
+    """Returns the function to run, in the namespace of a session."""
+    if job.only is not None and rank not in job.only:
+        return lambda: None
     if job.call is not None:
-        worker, args, kwargs = pickle.loads(job.call)
+        load = pickle.loads if namespace is None else namespace.load
+        worker, args, kwargs = load(job.call)
         return functools.partial(call_to_end, functools.partial(worker, *args, **kwargs))
     run = functools.partial(
         runpy.run_module if job.module else runpy.run_path, str(job.script), run_name="__main__"

@@ -24,11 +24,12 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections import deque
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any
 
 from ringsim.diagnose.failure import Report, report_death
 from ringsim.errors import RingError
@@ -36,18 +37,18 @@ from ringsim.launch.forkserver import FDS_PER_MESSAGE
 from ringsim.launch.job import RankConfig, RankKind, start_environment
 from ringsim.launch.output import RankOutput
 
-EXIT_S: Final = 5.0  # a killed process is gone much earlier
-START_S: Final = 120.0  # to start an interpreter with torch on a busy machine
-ANSWER_S: Final = 10.0  # a fork server that does not answer in this time is stuck or stopped
-_ANSWER_BYTES: Final = 64
-_DYING_S: Final = 1.0  # for the ranks of a killed server
-_RECENT: Final = 64  # sets of ranks: the directories of earlier sets are already gone
-PARKED_S: Final = 60.0  # parked ranks are ended if no call has taken them after this time
-PARKED_RANKS_MAX: Final = 16  # parked ranks cost memory: about 10 MB each
-_START: Final = "RINGSIM_START"  # the address to which ranks under mpirun connect
+EXIT_S = 5.0  # a killed process is gone much earlier
+START_S = 120.0  # to start an interpreter with torch on a busy machine
+ANSWER_S = 10.0  # a fork server that does not answer in this time is stuck or stopped
+_ANSWER_BYTES = 64
+_DYING_S = 1.0  # for the ranks of a killed server
+_RECENT = 64  # sets of ranks: the directories of earlier sets are already gone
+PARKED_S = 60.0  # parked ranks are ended if no call has taken them after this time
+PARKED_RANKS_MAX = 16  # parked ranks cost memory: about 10 MB each
+_START = "RINGSIM_START"  # the address to which ranks under mpirun connect
 # Settings of MPICH and Open MPI: start all ranks on this machine, as any user, even more ranks than
 # cores, over loopback.
-ON_THIS_MACHINE: Final = {
+ON_THIS_MACHINE = {
     "HYDRA_LAUNCHER": "fork",
     "HYDRA_RMK": "user",
     "HYDRA_IFACE": "lo",
@@ -65,7 +66,8 @@ class RankSet(ABC):
     """The ranks of one run, as the launcher sees them.
 
     Attributes:
-        directory: the run's directory, see ``RankConfig``.
+        home: the directory of the ranks.
+        directory: the directory of the run, see ``RankConfig``; for a session, in ``home``.
         channels: the channel of each rank; a closed channel means that the rank has ended.
     """
 
@@ -76,7 +78,7 @@ class RankSet(ABC):
         if keep_at is not None:
             keep_at.mkdir(parents=True)
         # The fork server may have another working directory.
-        self.directory = (
+        self.home = self.directory = (
             Path(tempfile.mkdtemp(prefix="ringsim-")) if keep_at is None else keep_at.absolute()
         )
         self.channels: list[Connection] = []
@@ -95,11 +97,25 @@ class RankSet(ABC):
             self.keep,
             self._mark,
             kind.backend,
+            kind.stays,
         )
+
+    def begin_call(self) -> Path:
+        """Makes a directory for a session's next call, and returns it."""
+        self.directory = Path(tempfile.mkdtemp(prefix="call-", dir=self.home))
+        return self.directory
 
     @abstractmethod
     def kill(self) -> None:
         """Ends all remaining ranks; returns immediately."""
+
+    @abstractmethod
+    def replace(self, rank: int) -> None:
+        """Starts a new process for a dead rank of a session.
+
+        Raises:
+            RingError: no process can be started.
+        """
 
     @abstractmethod
     def exit_status(self, rank: int) -> tuple[int | None, int]:
@@ -328,20 +344,32 @@ class ForkedRanks(RankSet):
             server.directories.append(self.directory)
         self._name = uuid.uuid4().hex
         server.use(self._name)
-        pairs = [socket.socketpair() for _ in range(kind.world_size)]
-        self.channels = [Connection(ours.detach()) for ours, _ in pairs]
         for first in range(0, kind.world_size, FDS_PER_MESSAGE):
-            theirs = [their for _, their in pairs[first : first + FDS_PER_MESSAGE]]
-            message = {
-                "do": "fork",
-                "set": self._name,
-                "first": first,
-                "config": asdict(self.config),
-                "park_s": park_s,
-            }
-            server.send(message, [their.fileno() for their in theirs])
-        for _, their in pairs:
-            their.close()
+            self.channels += self._fork(
+                first, min(first + FDS_PER_MESSAGE, kind.world_size), park_s
+            )
+
+    def _fork(self, first: int, end: int, park_s: float | None) -> list[Connection]:
+        """Forks the ranks ``first`` to ``end - 1``; returns their channels."""
+        pairs = [socket.socketpair() for _ in range(first, end)]
+        message = {
+            "do": "fork",
+            "set": self._name,
+            "first": first,
+            "config": asdict(replace(self.config, directory=str(self.home))),
+            "park_s": park_s,
+        }
+        self._server.send(message, [theirs.fileno() for _, theirs in pairs])
+        for _, theirs in pairs:
+            theirs.close()
+        return [Connection(ours.detach()) for ours, _ in pairs]
+
+    def replace(self, rank: int) -> None:
+        """See ``RankSet``."""
+        if not self._server.alive:
+            raise RingError(f"cannot start rank {rank} again: the process that forks ranks died.")
+        self.channels[rank].close()
+        (self.channels[rank],) = self._fork(rank, rank + 1, None)
 
     def take(self) -> bool:
         """Takes parked ranks for a call; returns False if they have ended in the meantime."""
@@ -353,17 +381,17 @@ class ForkedRanks(RankSet):
 
     def close(self) -> None:
         """See ``RankSet``; the server removes the directory later."""
-        self._server.send({"do": "end", "set": self._name, "directory": str(self.directory)})
+        self._server.send({"do": "end", "set": self._name, "directory": str(self.home)})
         for channel in self.channels:
             channel.close()
         self._server.release(self._name)
         if not self._server.alive:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            shutil.rmtree(self.home, ignore_errors=True)
 
     def exit_status(self, rank: int) -> tuple[int | None, int]:
         """See ``RankSet``; the server writes the status before it closes the channel."""
         try:
-            code, at_ns = self.config.for_rank(rank).file("exit").read_text().split()
+            code, at_ns = (self.home / f"rank-{rank}.exit").read_text().split()
         except (OSError, ValueError):  # the server is gone, or the disk is full
             return None, time.monotonic_ns()
         return int(code), int(at_ns)
@@ -386,23 +414,35 @@ class SpawnedRanks(RankSet):
 
     def __init__(self, kind: RankKind, keep_at: Path | None = None) -> None:
         super().__init__(kind, keep_at)
-        # other processes on this machine do not have the key, so they cannot pass for a rank
-        key = secrets.token_bytes(32)
-        self._processes: list[subprocess.Popen[str]] = []
+        self._processes: dict[int, subprocess.Popen[str]] = {}
         try:
-            with (
-                Listener(("127.0.0.1", 0), authkey=key) as listener,
-                (self.directory / "start.log").open("w") as log,
-            ):
-                self._start({"address": listener.address, "key": key.hex()}, log)
-                self.channels = self._accept(listener)
+            self.channels = self._spawn(range(kind.world_size))
         except BaseException:  # also after Ctrl-C
             self.close()
             raise
 
-    def _start(self, meeting: dict[str, Any], log: IO[str]) -> None:
+    def _spawn(self, ranks: Sequence[int]) -> list[Connection]:
+        """Starts some ranks, and returns their channels."""
+        # other processes on this machine do not have the key, so they cannot pass for a rank
+        key = secrets.token_bytes(32)
+        with (
+            Listener(("127.0.0.1", 0), authkey=key) as listener,
+            (self.home / "start.log").open("w") as log,
+        ):
+            self._start(ranks, {"address": listener.address, "key": key.hex()}, log)
+            return self._accept(ranks, listener)
+
+    def replace(self, rank: int) -> None:
+        """See ``RankSet``."""
+        self._processes[rank].kill()
+        self._processes[rank].wait()
+        self.channels[rank].close()
+        (self.channels[rank],) = self._spawn([rank])
+
+    def _start(self, ranks: Sequence[int], meeting: dict[str, Any], log: IO[str]) -> None:
         """Starts the processes, which connect to the given address; logs their output."""
-        for rank in range(self.kind.world_size):
+        config = replace(self.config, directory=str(self.home))
+        for rank in ranks:
             process = subprocess.Popen(
                 start_command("rank"),
                 stdin=subprocess.PIPE,
@@ -411,13 +451,13 @@ class SpawnedRanks(RankSet):
                 text=True,
                 start_new_session=True,
             )
-            self._processes.append(process)
-            start = {**meeting, "config": asdict(self.config.for_rank(rank))}
+            self._processes[rank] = process
+            start = {**meeting, "config": asdict(config.for_rank(rank))}
             if process.stdin is not None:
                 process.stdin.write(json.dumps(start) + "\n")
                 process.stdin.close()
 
-    def _accept(self, listener: Listener) -> list[Connection]:
+    def _accept(self, ranks: Sequence[int], listener: Listener) -> list[Connection]:
         """Waits until every rank has connected and sent its number, in any order."""
         arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -429,21 +469,22 @@ class SpawnedRanks(RankSet):
         threading.Thread(target=accept, name="ringsim-accept", daemon=True).start()
         by_rank: dict[int, Connection] = {}
         deadline = time.monotonic() + START_S
-        while len(by_rank) < self.kind.world_size:
+        while len(by_rank) < len(ranks):
             with contextlib.suppress(queue.Empty):
                 channel = arrived.get(timeout=0.1)
                 by_rank[channel.recv()] = channel
                 continue
             if time.monotonic() > deadline or any(
-                process.poll() is not None for process in self._processes
+                self._processes[rank].poll() is not None
+                for rank in self._processes.keys() & set(ranks)
             ):
-                errors = (self.directory / "start.log").read_text().strip()
+                errors = (self.home / "start.log").read_text().strip()
                 raise RingError(f"cannot start ranks: {errors or 'no answer'}.")
-        return [by_rank[rank] for rank in range(self.kind.world_size)]
+        return [by_rank[rank] for rank in ranks]
 
     def kill(self) -> None:
         """See ``RankSet``."""
-        for process in self._processes:
+        for process in self._processes.values():
             if process.poll() is None:
                 process.kill()
 
@@ -456,11 +497,11 @@ class SpawnedRanks(RankSet):
     def close(self) -> None:
         """See ``RankSet``."""
         self.kill()
-        for process in self._processes:
+        for process in self._processes.values():
             process.wait()
         for channel in self.channels:
             channel.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        shutil.rmtree(self.home, ignore_errors=True)
 
 
 class MpiRanks(SpawnedRanks):
@@ -481,7 +522,7 @@ class MpiRanks(SpawnedRanks):
         self._mpirun = str(found["mpirun"])
         super().__init__(kind, keep_at)
 
-    def _start(self, meeting: dict[str, Any], log: IO[str]) -> None:
+    def _start(self, _ranks: Sequence[int], meeting: dict[str, Any], log: IO[str]) -> None:
         start = json.dumps({**meeting, "config": asdict(self.config)})
         version = subprocess.run([self._mpirun, "--version"], capture_output=True, check=False)
         # MPICH ends all ranks after one dies, which would hide the first one
@@ -496,7 +537,7 @@ class MpiRanks(SpawnedRanks):
             text=True,
             start_new_session=True,
         )
-        self._processes.append(process)
+        self._processes[0] = process
 
     def exit_status(self, rank: int) -> tuple[int | None, int]:
         """See ``RankSet``; only mpirun knows the exit code."""
@@ -504,14 +545,14 @@ class MpiRanks(SpawnedRanks):
 
     def kill(self) -> None:
         """See ``RankSet``; mpirun removes the MPI files."""
-        for process in self._processes:
+        for process in self._processes.values():
             process.terminate()
 
     def close(self) -> None:
         """See ``RankSet``."""
         self.kill()
         self.wait_for_end()
-        for process in self._processes:
+        for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(EXIT_S)
             process.kill()

@@ -19,15 +19,13 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 from ringsim import errors
 from ringsim.traces.files import load
 from ringsim.traces.value import Trace
 
-__all__ = ["is_replaying", "name_run", "refuse", "replay", "write_run"]
-
-_NOTE: Final = "recorded on the named machine: RINGSIM_REPLAY is set, so nothing runs here."
+_NOTE = "recorded on the named machine: RINGSIM_REPLAY is set, so nothing runs here."
 
 
 def is_replaying() -> bool:

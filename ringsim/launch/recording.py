@@ -35,7 +35,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import torch.distributed as dist
 
@@ -61,8 +61,8 @@ from ringsim.traces.sources import attach_sources
 from ringsim.traces.value import Trace
 
 # events of a trace that rank 0 keeps in memory; a larger trace is read on demand
-MOST_KEPT: Final = 500_000
-MOST_NOTES: Final = 4  # ranks listed in an error
+MOST_KEPT = 500_000
+MOST_NOTES = 4  # ranks listed in an error
 
 
 class _Phase(Enum):

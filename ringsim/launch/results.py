@@ -8,14 +8,12 @@ from __future__ import annotations
 import mmap
 import pickle
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from ringsim.ring.packing import Pickler
 
-__all__ = ["describe_unpicklable", "read_result", "write_result"]
-
-_ALIGN: Final = 64
-_LARGE_BYTES: Final = 1 << 16
+_ALIGN = 64
+_LARGE_BYTES = 1 << 16
 
 
 def write_result(result: Any, file: Path) -> list[tuple[int, int]]:

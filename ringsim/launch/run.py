@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -37,10 +37,10 @@ from ringsim.traces.run_parts import read_parts
 from ringsim.traces.sources import attach_sources
 from ringsim.traces.value import Trace
 
-__all__ = ["GPU_LIMIT_S", "RunOptions", "run"]
+__all__ = ["GPU_LIMIT_S", "Run", "RunOptions", "run"]
 
-GPU_LIMIT_S: Final = 3600.0  # default limit of a run on GPUs, which is not watched
-_SHOWN: Final = 4  # ranks whose lines are shown in an error
+GPU_LIMIT_S = 3600.0  # default limit of a run on GPUs, which is not watched
+_SHOWN = 4  # ranks whose lines are shown in an error
 _Error = TypeVar("_Error", RingError, Interrupted)
 
 
@@ -63,13 +63,13 @@ def run(job: Job, kind: RankKind, options: RunOptions) -> Trace:
     ranks = get_launcher().get(kind, keep_at=options.keep_at)
     with interrupted_once():
         try:
-            return _Run(ranks, job, options).finish()
+            return Run(ranks, job, options).finish()
         finally:
             ranks.close()
             get_launcher().park(kind)
 
 
-class _Run(Supervisor):
+class Run(Supervisor):
     """One run, which ends with a trace or an error."""
 
     def __init__(self, rank_set: RankSet, job: Job, options: RunOptions) -> None:
@@ -91,8 +91,12 @@ class _Run(Supervisor):
         trace = self._make_trace(complete=True)
         # not earlier: the end of one rank breaks waits of other ranks' threads, which the trace is
         # to show
-        self.tell_all("bye")
+        self.dismiss()
         return trace
+
+    def dismiss(self) -> None:
+        """Ends the ranks, which have all returned."""
+        self.tell_all("bye")
 
     # -- errors
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from ringsim.diagnose.failure import (
     GRACE_S,
@@ -41,8 +41,8 @@ from ringsim.diagnose.failure import (
 from ringsim.errors import MessageMismatch
 from ringsim.launch.job import Job
 from ringsim.launch.output import RankOutput
-from ringsim.launch.progress import Progress
-from ringsim.launch.protocol import ASK, OVER, WAKE_S, WHERE, list_unfinished
+from ringsim.launch.progress import Progress, count_progress
+from ringsim.launch.protocol import ASK, IDLE, OVER, WAKE_S, WHERE, list_unfinished
 from ringsim.launch.ranks import START_S, RankSet
 from ringsim.launch.system import has_proc, look_at_living
 from ringsim.launch.threads import Place, Threads
@@ -51,10 +51,8 @@ from ringsim.traces.cells import name_cells
 from ringsim.traces.events import ERROR
 from ringsim.traces.parts import PartReader
 
-__all__ = ["Followed", "RunOptions", "Supervisor"]
-
-_POLL_S: Final = 0.05
-_LOST_S: Final = 5.0  # a fork server reports within milliseconds that a rank has died
+_POLL_S = 0.05
+_LOST_S = 5.0  # a fork server reports within milliseconds that a rank has died
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,9 @@ class RunOptions:
         show_hidden: whether output hidden by print suppression is also shown.
         keep_at: the directory for the ranks' records, or None for a private directory that is
             removed at the end.
-        doing: a function that returns a few words for the progress line, given the run's directory,
-            or None for no words.
+        doing: a function that returns the text for the progress line, given the run's directory and
+            a few words about the progress, or None for these words.
+        live: whether ``doing`` shows the run while it runs.
         poll_s: the interval between polls for stuck ranks, in seconds, or None for no polls.
         allows: a function that returns whether the run may continue, given the processes of the
             unfinished ranks, or None for always.
@@ -79,7 +78,8 @@ class RunOptions:
     show: bool = True
     show_hidden: bool = False
     keep_at: Path | None = None
-    doing: Callable[[Path], str] | None = None
+    doing: Callable[[Path, str], str] | None = None
+    live: bool = False
     poll_s: float | None = POLL_S
     allows: Callable[[Collection[int]], bool] | None = None
 
@@ -107,6 +107,7 @@ class Followed:
         woken: whether the verdict's error was raised in the rank, and has not ended a thread.
         stuck_in: the slots of the operations that the rank waited for at the verdict.
         seems_dead: whether the rank was dead at the last check, although its channel is open.
+        left: how a rank of a session is ready for the next call (``rank.Left``), or None.
     """
 
     rank: int
@@ -119,6 +120,7 @@ class Followed:
     woken: bool = False
     stuck_in: tuple[int, ...] = ()
     seems_dead: bool = False
+    left: Any = None
 
     @property
     def is_over(self) -> bool:
@@ -154,6 +156,7 @@ class Supervisor:
         self.rank_set, self.job, self.options = rank_set, job, options
         self.size = rank_set.kind.world_size
         self.start_ns, self.start_unix_ns = time.monotonic_ns(), time.time_ns()
+        self._progress = Progress(self.size, live=options.live)
         self.ranks = [
             Followed(
                 rank,
@@ -162,6 +165,7 @@ class Supervisor:
                     rank_set.config.for_rank(rank),
                     show=options.show,
                     show_hidden=options.show_hidden,
+                    make_room=self._progress.make_room,
                 ),
             )
             for rank, channel in enumerate(rank_set.channels)
@@ -173,8 +177,8 @@ class Supervisor:
         self.caught = self.records.caught
         self._open = {followed.channel: followed for followed in self.ranks}
         self._places: dict[int, Place | None] = {}  # the places reported by ranks
+        self._stops = False  # whether ranks fail because they are stopped
         self._watcher = self._make_watcher()
-        self._progress = Progress(self.size)
         self._phase = _Phase.STARTING
         self._phase_ends_s = time.monotonic() + START_S
         self._next_look_s = self._next_follow_s = 0.0
@@ -232,7 +236,7 @@ class Supervisor:
                 if over or now > deadline or not allowed:
                     self._phase = _Phase.OVER
         finally:
-            self._progress.clear()
+            self._progress.close()
         self._settle()
 
     def end_all(self) -> None:
@@ -240,6 +244,11 @@ class Supervisor:
         self.given_up_ns = self.given_up_ns or time.monotonic_ns()
         if self.verdict is None:
             self.unfinished = list_unfinished(self.running, self.tell, self._hear_places)
+        self._stops = True
+        self.stop_ranks()
+
+    def stop_ranks(self) -> None:
+        """Stops the ranks that still run the job: ends all ranks."""
         self.rank_set.kill()
         self.rank_set.wait_for_end()
 
@@ -368,6 +377,15 @@ class Supervisor:
 
     # -- messages from the ranks
 
+    def wait_until_idle(self, limit_s: float) -> None:
+        """Waits until all ranks of a session are ready for the next call, or dead."""
+        deadline = time.monotonic() + limit_s
+        while (
+            any(one.left is None for one in self._open.values())
+            and (left_s := deadline - time.monotonic()) > 0
+        ):
+            self._hear(left_s)
+
     def _hear(self, wait_s: float) -> None:
         for channel in wait([*self._open], timeout=wait_s):
             # wait() returns the objects that it was given
@@ -406,12 +424,15 @@ class Supervisor:
             one.result = value
         elif what == "failed":
             self._keep_report(one, value)
+        elif what == IDLE:
+            one.left = value
 
     def _report_death(self, one: Followed) -> None:
         self._keep_report(one, self.rank_set.report_death(one.rank, one.output))
 
     def _keep_report(self, one: Followed, report: Report) -> None:
-        one.report = rename_files(report, name_cells(self.job.lines))
+        if not self._stops:
+            one.report = rename_files(report, name_cells(self.job.lines))
 
     def _follow(self, now: float) -> bool:
         """Updates the progress line and looks for lost ranks, at regular intervals.
@@ -425,12 +446,20 @@ class Supervisor:
             return True
         self._next_follow_s = now + _POLL_S
         self.follow_outputs()
-        doing, allows = self.options.doing, self.options.allows
-        self._progress.update(
-            sum(one.result is not None for one in self.ranks),
-            lambda: doing(self.rank_set.directory) if doing is not None else "",
-        )
+        self._progress.update(sum(one.result is not None for one in self.ranks), self._describe)
+        allows = self.options.allows
         return allows is None or allows(self.running.values())
+
+    def _describe(self) -> str:
+        """Returns the text for the progress line."""
+        words, doing = count_progress(self.records.parts), self.options.doing
+        for what, numbers in (
+            ("the program", [one.num_threads for one in self.ranks]),
+            ("torch", [one.pid for one in self.ranks]),
+        ):
+            if None in numbers:
+                words = f"loading {what} {self.size - numbers.count(None)}/{self.size}"
+        return words if doing is None else doing(self.rank_set.directory, words)
 
     def _report_lost_ranks(self) -> None:
         """Reports ranks that were already dead at the last check.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from typing import Final, NamedTuple
+import stat
+from typing import NamedTuple
 
-_CALLED: Final = {"T": "stopped", "t": "stopped", "S": "asleep"}  # in any other state it computes
-_EXITING: Final = 0x4  # PF_EXITING in Linux's include/linux/sched.h
+_CALLED = {"T": "stopped", "t": "stopped", "S": "asleep"}  # in any other state it computes
+_EXITING = 0x4  # PF_EXITING in Linux's include/linux/sched.h
 
 
 class ProcessState(NamedTuple):
@@ -51,22 +52,35 @@ def look_at_living(pid: int) -> ProcessState | None:
     return None if process is None or process.state in "ZX" else process
 
 
+def measure_memory(pid: int) -> int | None:
+    """Returns the memory of a process in bytes (on Linux), or None if it is unknown.
+
+    Memory that processes share is divided among them.
+    """
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as file:
+            text = file.read()
+    except OSError:
+        return None
+    return 1024 * int(text.partition("\nPss:")[2].split()[0])
+
+
 def has_proc() -> bool:
     """Returns whether this system has /proc."""
     return os.path.exists("/proc/self/stat")
 
 
-def shut_connections(keep_port: int) -> int:
-    """Shuts down TCP connections to other processes on this machine (on Linux).
+def shut_connections(keep_port: int | None, keep_fd: int = -1) -> int:
+    """Shuts down TCP connections to other processes on this machine (on Linux and macOS).
 
-    Connections to the rendezvous port stay open. Returns the number of connections that were shut
-    down.
+    Connections to the rendezvous port, and the file descriptor, stay open. Returns the number of
+    connections that were shut down.
     """
     count = 0
-    for name in os.listdir("/proc/self/fd"):
+    for name in os.listdir("/dev/fd"):
         # closed meanwhile, or a listening socket, which has no peer
         with contextlib.suppress(OSError):
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+            if int(name) == keep_fd or not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 continue
             with socket.socket(fileno=os.dup(int(name))) as connection:
                 if connection.type != socket.SOCK_STREAM or connection.family not in (

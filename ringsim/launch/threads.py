@@ -19,28 +19,26 @@ import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from ringsim.state import OUR_THREADS
 from ringsim.traces.frames import current_frames
 from ringsim.traces.sites import CallSites
 
-__all__ = ["Place", "Threads", "find_place", "list_threads", "waits_without_end"]
-
 Place = tuple[str, int]  # a file and a line in it
 
-_TQDM: Final = "/tqdm/_monitor.py"  # wakes every 10 s, and never communicates
+_TQDM = "/tqdm/_monitor.py"  # wakes every 10 s, and never communicates
 # A thread with its innermost frame in one of these files waits for another thread of its process.
-_IDLE_FILES: Final = ("/threading.py", "/queue.py", "/concurrent/futures/thread.py", _TQDM)
+_IDLE_FILES = ("/threading.py", "/queue.py", "/concurrent/futures/thread.py", _TQDM)
 # Names of the threads of Gloo and of torch's stores, which only serve operations.
-_LIBRARY_THREADS: Final = ("gloo_", "pt_gloo", "pt_tcpstore")
+_LIBRARY_THREADS = ("gloo_", "pt_gloo", "pt_tcpstore")
 _FUTEX, _EPOLL, _RECV = range(3)
-_CALLS: Final = {  # numbers of Linux's system calls, by machine
+_CALLS = {  # numbers of Linux's system calls, by machine
     "x86_64": {"202": _FUTEX, "232": _EPOLL, "281": _EPOLL, "45": _RECV},
     "aarch64": {"98": _FUTEX, "22": _EPOLL, "207": _RECV},
 }
 # FUTEX_PRIVATE_FLAG in Linux's include/uapi/linux/futex.h: no other process can end this wait
-_PRIVATE: Final = 0x80
+_PRIVATE = 0x80
 
 
 class Threads(NamedTuple):

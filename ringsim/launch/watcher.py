@@ -43,7 +43,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
 
 from ringsim.diagnose.failure import Verdict, place_text, write_verdict
 from ringsim.diagnose.host_links import STALL_BYTES_PER_S
@@ -58,22 +57,22 @@ from ringsim.traces.events import COLLECTIVE, THREAD_FAILED, read_notice
 from ringsim.traces.findings import Diagnosis, Finding, Operation
 from ringsim.traces.parts import PartReader
 
-POLL_S: Final = 0.02  # time between two looks while ranks seem stuck
+POLL_S = 0.02  # time between two looks while ranks seem stuck
 # each look without a finding increases the time to the next one by this factor ...
-RELAX: Final = 1.5
-POLL_MAX: Final = 5  # ... up to this multiple of the shortest time
-COMPARE_S: Final = 0.2  # time between two comparisons of the posted operations
+RELAX = 1.5
+POLL_MAX = 5  # ... up to this multiple of the shortest time
+COMPARE_S = 0.2  # time between two comparisons of the posted operations
 # share of its time in which a watcher may look or compare: it may run inside a rank, and hold its
 # interpreter
-SHARE: Final = 0.02
-COLLECTIVE_S: Final = 1.0
-THREADS_S: Final = 3.0
-STALL_S: Final = 3.0
-_AGAIN_S: Final = 0.25  # time before ranks whose other threads may help are asked again
+SHARE = 0.02
+COLLECTIVE_S = 1.0
+THREADS_S = 3.0
+STALL_S = 3.0
+_AGAIN_S = 0.25  # time before ranks whose other threads may help are asked again
 # CPU time of an idle rank: Gloo's threads wake every 10 ms
 _IDLE_S, _IDLE_SHARE = 0.02, 0.015
-_SHOWN: Final = 3  # lines of a rank's threads
-_NOT_PROVED: Final = "The posted operations do not prove this, but nothing has moved for {:.0f} s."
+_SHOWN = 3  # lines of a rank's threads
+_NOT_PROVED = "The posted operations do not prove this, but nothing has moved for {:.0f} s."
 
 
 class LiveRecords:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -36,9 +36,9 @@ from ringsim.state import OUR_THREADS
 
 # Modules for recording are imported on use, because a rank's data loaders also load this module.
 
-_TOLD: Final = "starts-ranks"  # the file in which a process notifies the rank that started it
-_LOOK_S: Final = 0.1
-_END_S: Final = 5.0  # the time that the process then waits to be ended with its rank
+_TOLD = "starts-ranks"  # the file in which a process notifies the rank that started it
+_LOOK_S = 0.1
+_END_S = 5.0  # the time that the process then waits to be ended with its rank
 
 
 # -- in a rank
@@ -170,7 +170,7 @@ def _two_launchers() -> StartsRanks:
 
 # -- in a program that creates its own worlds
 
-_SHARED_STORE: Final = (
+_SHARED_STORE = (
     "ringsim: if ranks were restarted, torchrun's store still contains the addresses of the old "
     "ranks, and torch's init_process_group may use them. Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 "
     "on all machines, or call ringsim.initialize_distributed()."

@@ -219,7 +219,7 @@ def _launch(
     job = pack_call(_measure, (plan,), {}, seed=0)
     options = RunOptions(
         limit_s=2 * plan.limit_s + 4 * plan.timeout_s,
-        doing=lambda directory: _doing(directory, len(plan.blocks)),
+        doing=lambda directory, _: _doing(directory, len(plan.blocks)),
     )
     try:
         trace = run(job, kind, options)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import torch
 
@@ -22,11 +21,9 @@ from ringsim.compute_costs import PROCESSOR, compute
 from ringsim.errors import ArgumentError
 from ringsim.traces.spans import mark
 
-__all__ = ["calibration_worker"]
-
-_COMPUTED_S: Final = (0.001, 0.003)
-_MARKED: Final = 5  # ping-pongs between two marks
-_FLOAT_BYTES: Final = 4
+_COMPUTED_S = (0.001, 0.003)
+_MARKED = 5  # ping-pongs between two marks
+_FLOAT_BYTES = 4
 
 
 def calibration_worker(

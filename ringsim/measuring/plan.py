@@ -20,7 +20,7 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -30,13 +30,13 @@ from ringsim.traces.bandwidths import CEILINGS
 from ringsim.traces.collectives import bus_factor
 from ringsim.traces.events import NONE, Events
 
-PATTERNS: Final = ("pingpong", "oneway", "exchange", "shift", "all_reduce")
-LINK: Final = "link"  # stands for the backend's name on the virtual clock
-SIZES: Final = tuple(2**power for power in range(3, 29))  # 8 B to 256 MiB
-STREAM: Final = 8  # messages in flight in the pattern "oneway"
-MAX_SIZE_BYTES: Final = 2**30
-_WORD: Final = "bandwidth"
-_LABEL: Final = re.compile(rf"{_WORD} (\w+) (\w+) (-?\d+) (-?\d+) (\d+)")
+PATTERNS = ("pingpong", "oneway", "exchange", "shift", "all_reduce")
+LINK = "link"  # stands for the backend's name on the virtual clock
+SIZES = tuple(2**power for power in range(3, 29))  # 8 B to 256 MiB
+STREAM = 8  # messages in flight in the pattern "oneway"
+MAX_SIZE_BYTES = 2**30
+_WORD = "bandwidth"
+_LABEL = re.compile(rf"{_WORD} (\w+) (\w+) (-?\d+) (-?\d+) (\d+)")
 
 
 class PlannedRow(NamedTuple):
@@ -180,12 +180,12 @@ def _check_edge(edge: Any, edges: list[tuple[int, int]]) -> tuple[int, int]:
 
 Floats = npt.NDArray[Any]
 
-STEADY: Final = 0.025  # half the width of the median's 95 % interval, relative to the median
-LEAST_STEPS: Final = 3  # the fewest steps per block, even if they exceed the block's time
-STEPS_MIN: Final = 10
+STEADY = 0.025  # half the width of the median's 95 % interval, relative to the median
+LEAST_STEPS = 3  # the fewest steps per block, even if they exceed the block's time
+STEPS_MIN = 10
 # machines are slow or fast for milliseconds at a time, so no block is shorter unless its time is up
-STEADY_S: Final = 0.03
-STEPS_MAX: Final = 5000
+STEADY_S = 0.03
+STEPS_MAX = 5000
 
 
 def timed_ranks(block: PlannedRow, ranks: Sequence[int]) -> list[int]:

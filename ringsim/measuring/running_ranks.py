@@ -9,7 +9,7 @@ long the link is occupied.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -93,7 +93,7 @@ def check_ring(ring: Ring, world_size: int | None, comm_device: str) -> None:
         )
 
 
-_SIMULATED: Final = "simulated"
+_SIMULATED = "simulated"
 
 
 def measure_simulated(

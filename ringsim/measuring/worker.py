@@ -23,7 +23,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -119,7 +119,7 @@ def _wait(work: dist.Work | None) -> None:
         work.wait()
 
 
-_WORD_BYTES: Final = 16
+_WORD_BYTES = 16
 
 
 def make_copy(block: PlannedRow, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
@@ -294,8 +294,8 @@ def paths_between(ranks: Sequence[int], places: Sequence[Mapping[str, Any]]) -> 
     return paths
 
 
-WARM_UP: Final = "warm-up"
-_LARGE_BYTES: Final = 2**24
+WARM_UP = "warm-up"
+_LARGE_BYTES = 2**24
 
 
 def measure(plan: Plan) -> dict[str, Any]:

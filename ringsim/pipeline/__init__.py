@@ -99,10 +99,10 @@ Example:
 """  # noqa: E501
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 # The table of contents: public name -> the module that defines it.
-_CONTENTS: Final = {
+_CONTENTS = {
     name: f"ringsim.{module}"
     for module, names in {
         "pipeline.adapters": "Adapter Announced adapter_of",

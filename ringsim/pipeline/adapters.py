@@ -23,27 +23,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ringsim.errors import ArgumentError
 from ringsim.pipeline.transformer import KeyValueCache, SmallTransformer, causal_mask
-
-__all__ = [
-    "Adapter",
-    "Announced",
-    "BertAdapter",
-    "GPT2Adapter",
-    "GPTNeoXAdapter",
-    "GemmaAdapter",
-    "LlamaAdapter",
-    "OPTAdapter",
-    "SequentialAdapter",
-    "SmallTransformerAdapter",
-    "adapter_of",
-]
 
 
 @dataclass(frozen=True)
@@ -543,7 +529,7 @@ def _causal_masks(model: Any, hidden: Tensor, announced: Announced) -> dict[str,
 
 
 # Models from transformers are listed by class name, because using the classes would need an import.
-_ADAPTERS: Final[dict[type[nn.Module] | str, Adapter]] = {
+_ADAPTERS: dict[type[nn.Module] | str, Adapter] = {
     nn.Sequential: SequentialAdapter(),
     SmallTransformer: SmallTransformerAdapter(),
     "BertForMaskedLM": BertAdapter(),

@@ -29,7 +29,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -47,9 +46,7 @@ from ringsim.state import get_state
 from ringsim.traces.spans import span
 from ringsim.traces.steps import KINDS, STEP
 
-__all__ = ["Executor", "StageRun", "rehearse"]
-
-_SPANS: Final = {kind: name for name, kind in KINDS.items()}
+_SPANS = {kind: name for name, kind in KINDS.items()}
 
 
 @dataclass(frozen=True)

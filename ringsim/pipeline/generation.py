@@ -79,8 +79,6 @@ from ringsim.schedules.generation import (
 )
 from ringsim.traces.spans import span
 
-__all__ = ["GenerationLink", "PromptBatch", "TokenChoice", "generate"]
-
 _PADDING = 0  # any token, because the mask hides it
 
 

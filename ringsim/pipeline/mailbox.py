@@ -40,8 +40,6 @@ from ringsim.ring import Ring
 from ringsim.schedules.schedule import Action, Schedule
 from ringsim.traces.spans import stage_and_microbatch
 
-__all__ = ["Mailbox", "about", "find_boundary"]
-
 
 class Mailbox:
     """Sends and receives the messages of one step on one rank.

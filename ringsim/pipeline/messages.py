@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as torch_dist
@@ -48,32 +48,12 @@ from ringsim.ring import Ring, current_ring, destroy_distributed, initialize_dis
 from ringsim.ring.printing import restore_output
 from ringsim.state import get_state
 
-__all__ = [
-    "ANSWER_TAG",
-    "HEADER_SIZE",
-    "HEADER_TAG",
-    "MAX_DIMS",
-    "PAYLOAD_TAG",
-    "SHARED_TAG",
-    "BufferSpec",
-    "Header",
-    "Route",
-    "Transfer",
-    "find_ring",
-    "find_routes",
-    "place_in",
-    "recv_activation",
-    "recv_gradient",
-    "send_activation",
-    "send_gradient",
-]
-
-MAX_DIMS: Final = 8
-HEADER_SIZE: Final = 8 + MAX_DIMS  # numbers of 8 bytes
-_MAGIC: Final = 0x52494E47  # "RING"
-KINDS: Final = ("greeting", "activation", "gradient")
+MAX_DIMS = 8
+HEADER_SIZE = 8 + MAX_DIMS  # numbers of 8 bytes
+_MAGIC = 0x52494E47  # "RING"
+KINDS = ("greeting", "activation", "gradient")
 # Headers contain indexes into this list, so only append to it.
-_DTYPES: Final = (
+_DTYPES = (
     torch.float32,
     torch.float64,
     torch.float16,
@@ -196,10 +176,10 @@ class Header(NamedTuple):
 
 # Tags distinguish messages between two ranks. Messages with the same tag arrive in the order in
 # which they were sent.
-PAYLOAD_TAG: Final = 0
-HEADER_TAG: Final = 1
-ANSWER_TAG: Final = 2
-SHARED_TAG: Final = 3
+PAYLOAD_TAG = 0
+HEADER_TAG = 1
+ANSWER_TAG = 2
+SHARED_TAG = 3
 
 
 @dataclass

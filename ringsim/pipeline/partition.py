@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +27,7 @@ from ringsim.pipeline.adapters import Adapter, adapter_of
 from ringsim.pipeline.stage import Stage, build_stages, keep_random_numbers
 from ringsim.schedules.partition import by_count, by_sizes, by_weight
 
-__all__ = ["get_stage_layers", "measure_times", "partition_model"]
-
-_REPEATS: Final = 5  # the fastest run counts; the first run also loads kernels and fills caches
+_REPEATS = 5  # the fastest run counts; the first run also loads kernels and fills caches
 
 
 def measure_times(parts: Sequence[Stage], sample: Tensor) -> list[float]:

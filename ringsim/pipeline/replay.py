@@ -21,8 +21,6 @@ from torch import Tensor, nn
 from ringsim.pipeline.adapters import Adapter
 from ringsim.state import get_state
 
-__all__ = ["LayerReplay"]
-
 
 class LayerReplay:
     """Runs one stage's layers. On a virtual clock, replays the layers without data."""

@@ -33,7 +33,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -48,22 +48,6 @@ from ringsim.pipeline.stage import (
     keep_random_numbers,
 )
 from ringsim.pipeline.training import Loss, check_microbatches, cross_entropy
-
-__all__ = [
-    "Boundary",
-    "GradientReport",
-    "GradientRow",
-    "LossComparison",
-    "Reference",
-    "boundary_shapes",
-    "check_gradient_flow",
-    "check_single_rank",
-    "compare_gradients",
-    "compare_losses",
-    "gradient_report",
-    "single_process_step",
-    "tolerance_of",
-]
 
 
 class Reference(NamedTuple):
@@ -340,8 +324,8 @@ def tolerance_of(model: nn.Module) -> float:
     )
 
 
-_TOLERANCES: Final = {torch.float64: 1e-10, torch.float32: 1e-5}
-_WORST_FIRST: Final = ("missing", "unexpected", "different", "scaled", "equal")
+_TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
+_WORST_FIRST = ("missing", "unexpected", "different", "scaled", "equal")
 
 
 def _badness(row: GradientRow) -> tuple[int, float]:

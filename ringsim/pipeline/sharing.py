@@ -41,18 +41,6 @@ from ringsim.pipeline.messages import SHARED_TAG, BufferSpec, Route, find_ring, 
 from ringsim.pipeline.stage import Stage, find_holders
 from ringsim.ring import Ring, current_ring
 
-__all__ = [
-    "average_gradients",
-    "clip_grad_norm_pipeline",
-    "gather_over_ring",
-    "new_replica_group",
-    "pass_back",
-    "pass_object_back",
-    "share_overflow",
-    "sum_over",
-    "tied_gradients",
-]
-
 
 def pass_back(ring: Ring, value: Tensor, owner: int) -> Tensor:
     """Passes a value from the rank at a given position in the ring to all other ranks.

@@ -47,22 +47,6 @@ from ringsim.pipeline.flops import Flops, attention_flops, linear_flops
 from ringsim.pipeline.replay import LayerReplay
 from ringsim.schedules.costs import Costs
 
-__all__ = [
-    "Stage",
-    "backward_input",
-    "backward_stage",
-    "backward_weight",
-    "build_stages",
-    "check_owned",
-    "count_stage_flops",
-    "find_holders",
-    "flop_costs",
-    "forward_stage",
-    "keep_random_numbers",
-    "seed_stage",
-    "tied_parameters",
-]
-
 
 class Stage(nn.Module):
     """The part of a model that one stage runs. `parameters` returns only this part's parameters.

@@ -29,7 +29,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,16 +58,6 @@ from ringsim.schedules.lowering import lower, lower_in_step
 from ringsim.schedules.schedule import Schedule
 from ringsim.traces.units import count
 
-__all__ = [
-    "check_microbatches",
-    "cross_entropy",
-    "eval_step_pipeline",
-    "pipeline_state_dict",
-    "train_step_pipeline",
-    "train_step_pipeline_afab",
-    "weighted_loss",
-]
-
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -92,7 +82,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-100)
 
 
-_WEIGHTS: Final[dict[str, Callable[[Tensor], int]]] = {
+_WEIGHTS: dict[str, Callable[[Tensor], int]] = {
     "samples": len,
     "tokens": lambda target: int((target != -100).sum()),
 }

@@ -23,8 +23,6 @@ from torch.nn import functional
 
 from ringsim.errors import ArgumentError
 
-__all__ = ["Block", "CausalAttention", "KeyValueCache", "SmallTransformer", "causal_mask"]
-
 
 class KeyValueCache:
     """The keys and values of earlier tokens, for each layer that a rank runs.

@@ -25,7 +25,7 @@ time::
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -46,7 +46,7 @@ from ringsim.traces.program import find_program
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
-STUCK_PART: Final = 12  # stuck operations are drawn for at least this part of the run
+STUCK_PART = 12  # stuck operations are drawn for at least this part of the run
 
 # the states of operations' bars, and the program's time between them; spans have numbers from
 # FIRST_SPAN
@@ -200,7 +200,7 @@ def _find_depths(lane: Ints, start: Ints, done: Ints) -> tuple[Ints, int]:
 # -- level of detail
 
 # the least height of a bar in a slot, as a share of its lane, so that it is visible
-LEAST_HEIGHT: Final = 0.2
+LEAST_HEIGHT = 0.2
 
 
 class Merged(NamedTuple):
@@ -259,7 +259,7 @@ def _stack(columns: Ints, share: Ints, least: float) -> tuple[Ints, Ints]:
     return np.clip(high - height, 0, 1), high
 
 
-MOST_ARROWS: Final = 160
+MOST_ARROWS = 160
 
 
 def choose_messages(trace: Trace, ranks: int = 1) -> Ints:

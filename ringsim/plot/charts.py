@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 from matplotlib.patheffects import withStroke
@@ -26,7 +26,7 @@ from matplotlib.ticker import (
 
 from ringsim.link import Link
 from ringsim.plot import sheet, style
-from ringsim.plot.published import FIGURES, LINE_RATES
+from ringsim.plot.published import FIGURES
 from ringsim.plot.sheet import Picture
 from ringsim.provenance import footer
 from ringsim.schedules.generation import steady_use
@@ -40,17 +40,9 @@ from ringsim.traces.value import Trace
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "FIGURES",
-    "LINE_RATES",
-    "MeasuredUse",
-    "plot_bandwidth",
-    "plot_inner_iterations",
-]
-
-SIZE_INCHES: Final = (6.6, 3.6)  # the size of the upper panel
-STRIP_INCHES: Final = 1.2  # the height of the upper panel of a compact chart
-MOST_NAMED: Final = 3  # the most measurements in the title
+SIZE_INCHES = (6.6, 3.6)  # the size of the upper panel
+STRIP_INCHES = 1.2  # the height of the upper panel of a compact chart
+MOST_NAMED = 3  # the most measurements in the title
 
 
 def plot_bandwidth(
@@ -266,7 +258,7 @@ def _left_out(found: Achieved) -> list[str]:
 # -- a table as curves
 
 
-_CEILING_LINES: Final[dict[str, Any]] = {"tcp": (0, (6, 1.5, 1.2, 1.5)), "memcpy": (0, (1.2, 1.6))}
+_CEILING_LINES: dict[str, Any] = {"tcp": (0, (6, 1.5, 1.2, 1.5)), "memcpy": (0, (1.2, 1.6))}
 
 
 def pen(backend: str) -> Meaning:
@@ -386,12 +378,12 @@ def make_curves(table: Bandwidths) -> list[Curve]:
     return curves
 
 
-MARKERS: Final = {"pingpong": "o", "oneway": ">", "exchange": "D", "shift": "s", "all_reduce": "^"}
-OTHER_MARKER: Final = "P"
-FIT_LINE: Final = (0, (4, 2))
-NOT_MEASURED_LINE: Final = (0, (3, 2))
-MOST_NOTES: Final = 3
-MOST_ERROR: Final = 0.25  # as a share of alpha
+MARKERS = {"pingpong": "o", "oneway": ">", "exchange": "D", "shift": "s", "all_reduce": "^"}
+OTHER_MARKER = "P"
+FIT_LINE = (0, (4, 2))
+NOT_MEASURED_LINE = (0, (3, 2))
+MOST_NOTES = 3
+MOST_ERROR = 0.25  # as a share of alpha
 Groups = dict[tuple[str, str, str], list[Curve]]
 
 
@@ -597,10 +589,10 @@ def _draw_fit(curve: Curve, panels: _Panels, *, name: bool) -> None:
 
 Label = tuple[float, str, str]  # at the right edge: height in data coordinates, text, colour
 
-BELOW: Final = 0.74  # height of the gap and the lower panel, relative to the upper panel
-GAP: Final = 0.08
-MOST_TICKS: Final = 9
-TICK_POINTS: Final = 36  # the room for one tick label
+BELOW = 0.74  # height of the gap and the lower panel, relative to the upper panel
+GAP = 0.08
+MOST_TICKS = 9
+TICK_POINTS = 36  # the room for one tick label
 
 
 class _Panels(NamedTuple):
@@ -635,8 +627,8 @@ def _add_panels(ax: Axes, sizes: Any) -> _Panels:
     return _Panels(ax, below)
 
 
-LINE_POINTS: Final = 11.0
-OFFSET_POINTS: Final = 12.0
+LINE_POINTS = 11.0
+OFFSET_POINTS = 12.0
 
 
 def _write_labels(ax: Axes, labels: Sequence[Label]) -> None:
@@ -660,10 +652,10 @@ def _write_labels(ax: Axes, labels: Sequence[Label]) -> None:
 # -- bandwidths of the messages of a trace
 
 # if a larger share of a message's time passed before the wait, the bandwidth is a lower bound
-LATE: Final = 0.05
+LATE = 0.05
 # the most messages of one size to draw as dots; if there are more, quantiles replace the dots
-MOST_DOTS: Final = 12
-MOST_SIZES: Final = 64
+MOST_DOTS = 12
+MOST_SIZES = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -730,8 +722,8 @@ def achieved(trace: Trace) -> Achieved:
 # -- published figures
 
 # the share of the chart's width, at the right edge, for figures about "large" messages
-PUBLISHED_SHARE: Final = 0.12
-PUBLISHED_LOOK: Final[dict[str, Any]] = {
+PUBLISHED_SHARE = 0.12
+PUBLISHED_LOOK: dict[str, Any] = {
     "color": LOOKS["nccl"].light, "linestyle": (0, (3, 2)), "marker": "s", "markersize": 4.5,
     "markerfacecolor": style.GROUND,
 }  # fmt: skip
@@ -777,9 +769,9 @@ def _draw_published(panels: _Panels) -> list[Label]:
 
 # -- how busy the stages of a generation ring are
 
-USE_INCHES: Final = (7.2, 3.8)
+USE_INCHES = (7.2, 3.8)
 # matplotlib types its line styles as literals
-_LINES: Final[tuple[tuple[bool, str, str, str, Any], ...]] = (
+_LINES: tuple[tuple[bool, str, str, str, Any], ...] = (
     (False, "synchronous", LOOKS["activations"].light, "o", "-"),
     (True, "asynchronous", LOOKS["across"].light, "s", "--"),
 )

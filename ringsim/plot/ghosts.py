@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,10 +30,10 @@ from ringsim.traces.units import time_unit
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
-PALE: Final = style.fade(LOOKS["recorded"].light, 0.7)
-COMPUTING: Final = Look("recorded run, computing", PALE, "", MUTED, edge=0.5)
-WAITING: Final = Look("recorded run, blocked", GROUND, "", MUTED, edge=0.5)
-_WAITS: Final = (TRANSFER, LATE_SENDER, LATE_RECEIVER, BLOCKED, COLLECTIVE_BLOCKED)
+PALE = style.fade(LOOKS["recorded"].light, 0.7)
+COMPUTING = Look("recorded run, computing", PALE, "", MUTED, edge=0.5)
+WAITING = Look("recorded run, blocked", GROUND, "", MUTED, edge=0.5)
+_WAITS = (TRANSFER, LATE_SENDER, LATE_RECEIVER, BLOCKED, COLLECTIVE_BLOCKED)
 
 
 def fit_axis(trace: Trace) -> TimeAxis:

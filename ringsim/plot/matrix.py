@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import numpy as np
@@ -19,8 +19,8 @@ from ringsim.traces.units import bytes_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_CELLS: Final = 256  # cells per side; more would be smaller than a pixel
-MOST_OUTLINES: Final = 64  # with more ranks, the outlines of cells would be invisible
+MOST_CELLS = 256  # cells per side; more would be smaller than a pixel
+MOST_OUTLINES = 64  # with more ranks, the outlines of cells would be invisible
 
 
 def draw_matrix(traffic: Traffic, ax: Axes) -> list[str]:

@@ -10,7 +10,7 @@ Each rank's row shows the measurement above the prediction::
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -31,17 +31,13 @@ if TYPE_CHECKING:
 
     from ringsim.prediction.comparison import Comparison
 
-__all__ = ["overlay_images", "plot_overlay"]
-
-ROW_INCHES: Final = 0.66
-LOWER: Final = 0.37  # the height of the lower lane
+ROW_INCHES = 0.66
+LOWER = 0.37  # the height of the lower lane
 MEASURED_LANE, PREDICTED_LANE = 0, 3
-MEASURED_LOOK: Final = Look.of("measured")
+MEASURED_LOOK = Look.of("measured")
 # The bounds between the looks, as shares of the step. An end that is off by up to 1 % is on time.
-BOUNDS: Final = (-0.05, -0.01, 0.01, 0.05)
-LATENESS_LOOKS: Final = tuple(
-    map(Look.of, ("much_earlier", "earlier", "alike", "later", "much_later"))
-)
+BOUNDS = (-0.05, -0.01, 0.01, 0.05)
+LATENESS_LOOKS = tuple(map(Look.of, ("much_earlier", "earlier", "alike", "later", "much_later")))
 
 
 def plot_overlay(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Points = npt.NDArray[Any]
-STEPS: Final = 97
+STEPS = 97
 
 
 def node_angle(rank: int, world_size: int) -> float:

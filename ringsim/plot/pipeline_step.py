@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import matplotlib as mpl
 import numpy as np
@@ -61,18 +61,16 @@ from ringsim.traces.value import Trace
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_schedule"]
-
-ACTION_LOOKS: Final = {
+ACTION_LOOKS = {
     LOOKS[name].short: Look.of(name, edge=0.0)
     for name in ("forward", "backward", "input_grad", "weight_grad")
 }
-BUBBLE_LOOK: Final = replace(
+BUBBLE_LOOK = replace(
     Look.of("bubble", edge=0.0, zorder=2), hatch="xxx", ink=style.fade(style.MUTED, 0.65)
 )
-CURVE_COLOUR: Final = LOOKS["activations"].light
-MESSAGE_LOOK: Final = Look("message in flight", LOOKS["transfer"].light)
-SCHEDULE_NAMES: Final = {
+CURVE_COLOUR = LOOKS["activations"].light
+MESSAGE_LOOK = Look("message in flight", LOOKS["transfer"].light)
+SCHEDULE_NAMES = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
     "interleaved_1f1b": "Interleaved 1F1B",
@@ -82,21 +80,21 @@ SCHEDULE_NAMES: Final = {
     "zb_v": "ZB-V",
     "dualpipe_v": "DualPipeV",
 }
-PALEST: Final = 0.62  # how pale a rank's last stage is drawn, from 0 to 1 (white)
+PALEST = 0.62  # how pale a rank's last stage is drawn, from 0 to 1 (white)
 COMPUTE_LANE, SEND_LANE, RECV_LANE = 0, 1, 2
-PHASES: Final = 0.07  # the height of the strip for phases
-MESSAGES: Final = 0.2  # the height of the lanes for sends and recvs
-COMPACT_PHASES: Final = (-0.66, -0.5)  # above the first row
-STAGE_NAMES_FROM: Final = 26.0  # points; the names of lower rows do not list the stages
-LEAST_GAP: Final = 1 / 1600  # as a share of the step; shorter gaps would be invisible
-PHASE_NAME_POINTS: Final = 10.0  # the room for names above the first row
-PHASES_FROM: Final = 18.0  # points; lower rows have no room for brackets
-IDLE_SHARES_FROM: Final = 12.0  # points; lower rows do not show their share of idle time
-GAP_INCHES: Final = 0.16  # between the rows and the curve under them
-CURVE_INCHES: Final = 1.25
-MOST_CURVES: Final = 4  # more would be indistinguishable
-CURVE_NAME_POINTS: Final = 10.5  # the height of a name next to the curves
-PALEST_CURVE: Final = 0.6
+PHASES = 0.07  # the height of the strip for phases
+MESSAGES = 0.2  # the height of the lanes for sends and recvs
+COMPACT_PHASES = (-0.66, -0.5)  # above the first row
+STAGE_NAMES_FROM = 26.0  # points; the names of lower rows do not list the stages
+LEAST_GAP = 1 / 1600  # as a share of the step; shorter gaps would be invisible
+PHASE_NAME_POINTS = 10.0  # the room for names above the first row
+PHASES_FROM = 18.0  # points; lower rows have no room for brackets
+IDLE_SHARES_FROM = 12.0  # points; lower rows do not show their share of idle time
+GAP_INCHES = 0.16  # between the rows and the curve under them
+CURVE_INCHES = 1.25
+MOST_CURVES = 4  # more would be indistinguishable
+CURVE_NAME_POINTS = 10.5  # the height of a name next to the curves
+PALEST_CURVE = 0.6
 
 
 class StepPicture(NamedTuple):
@@ -344,7 +342,7 @@ def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
     end = actions.end.max()
     for number, place in enumerate(chosen):
         rank, peak = peaks.ranks[place], peaks.peaks[place]
-        times, live = list_live(actions, rank)
+        times, live = list_live(actions.of(rank))
         ax.step(
             np.concatenate([[0.0], times, [end]]),
             np.concatenate([[0], live, live[-1:]]),

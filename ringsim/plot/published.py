@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib.resources import files
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 
 class PublishedFigure(NamedTuple):
@@ -38,6 +38,6 @@ class LineRate(NamedTuple):
     url: str
 
 
-_DATA: Final = json.loads((files("ringsim") / "data/published.json").read_text("utf-8"))
-LINE_RATES: Final = tuple(LineRate(**row) for row in _DATA["line_rates"])
-FIGURES: Final = tuple(PublishedFigure(**row) for row in _DATA["figures"])
+_DATA = json.loads((files("ringsim") / "data/published.json").read_text("utf-8"))
+LINE_RATES = tuple(LineRate(**row) for row in _DATA["line_rates"])
+FIGURES = tuple(PublishedFigure(**row) for row in _DATA["figures"])

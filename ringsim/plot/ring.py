@@ -12,7 +12,7 @@ top. A tube between two ranks is a process group, and the arrows in the tube are
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from matplotlib.patches import Circle, Polygon
@@ -31,30 +31,28 @@ if TYPE_CHECKING:
 
     from ringsim.traces.value import Trace
 
-__all__ = ["plot_ring"]
-
-MOST_NODES: Final = 16
-SIZE_INCHES: Final = (7.2, 6.2)
+MOST_NODES = 16
+SIZE_INCHES = (7.2, 6.2)
 # with more nodes, a label has no room for the group's name and both directions
-MOST_DETAILED: Final = 8
-MOST_CHORD_LABELS: Final = 12
-LIMITS: Final = (1.8, 1.55)  # the limits of the axes to each side
-LETTER: Final = 0.58  # the width of a letter, as a share of the font's size
-PID_SIZE: Final = 8.0  # points
-TUBE: Final = 0.17  # the thickness of a group's tube, relative to the circle's radius
-TUBE_COLOUR: Final = LOOKS["field"].light
-UNUSED: Final = (0, (4, 3))  # the outline of a tube without messages
-WIDEST: Final = 0.054  # the width of the arrow for the edge with the most bytes
-THINNEST: Final = 0.008  # the least width at which an arrow is visible
+MOST_DETAILED = 8
+MOST_CHORD_LABELS = 12
+LIMITS = (1.8, 1.55)  # the limits of the axes to each side
+LETTER = 0.58  # the width of a letter, as a share of the font's size
+PID_SIZE = 8.0  # points
+TUBE = 0.17  # the thickness of a group's tube, relative to the circle's radius
+TUBE_COLOUR = LOOKS["field"].light
+UNUSED = (0, (4, 3))  # the outline of a tube without messages
+WIDEST = 0.054  # the width of the arrow for the edge with the most bytes
+THINNEST = 0.008  # the least width at which an arrow is visible
 
 # The looks of pair groups repeat, but neighbouring groups always differ. The texture is a line
 # along the middle of the arrow.
-PAIR_COLOURS: Final = tuple(LOOKS[name].light for name in ("pair_1", "pair_2", "pair_3"))
-PAIR_TEXTURES: Final[tuple[Any, ...]] = (None, "solid", (0, (3, 2)))
-CLOSING_COLOUR: Final = LOOKS["closing"].light  # the edge from the last rank back to the first
-ACROSS_COLOUR: Final = LOOKS["across"].light
-CLOSING_TEXTURE: Final = (0, (0.5, 1.8))
-OUTSIDE_TEXTURE: Final = (0, (2, 2))
+PAIR_COLOURS = tuple(LOOKS[name].light for name in ("pair_1", "pair_2", "pair_3"))
+PAIR_TEXTURES: tuple[Any, ...] = (None, "solid", (0, (3, 2)))
+CLOSING_COLOUR = LOOKS["closing"].light  # the edge from the last rank back to the first
+ACROSS_COLOUR = LOOKS["across"].light
+CLOSING_TEXTURE = (0, (0.5, 1.8))
+OUTSIDE_TEXTURE = (0, (2, 2))
 
 
 def plot_ring(trace: Trace, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from matplotlib.collections import PolyCollection
@@ -26,33 +26,33 @@ from ringsim.traces.units import span_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-OPERATION_LOOKS: Final = tuple(  # indexed by the states in ``bars``
+OPERATION_LOOKS = tuple(  # indexed by the states in ``bars``
     Look.of(state, zorder=2 if state in ("posted", "unwaited", "program") else 3)
     for state in (*read_table()["state"], "program")
 )
 
-LEAST_ROW_POINTS: Final = 4.0  # the least height of a row that belongs to one rank
-SLOTS: Final = 1600  # about one per pixel; bars shorter than a slot are merged with neighbours
+LEAST_ROW_POINTS = 4.0  # the least height of a row that belongs to one rank
+SLOTS = 1600  # about one per pixel; bars shorter than a slot are merged with neighbours
 # as a share of the axis; in narrower boxes, textures and outlines would be invisible
-LEAST_TEXTURED: Final = 8 / SLOTS
-LEAST_TEXTURED_POINTS: Final = 3.0  # the least height of a box with texture
-ROW_NAME_POINTS: Final = 18.0  # the least distance between the names of rows
-COMPACT_NAME_POINTS: Final = 8.0
-MOST_NAME_LETTERS: Final = 22
-TICK_POINTS: Final = 50.0  # the room for a tick's label
-COMPACT_TICK_POINTS: Final = 28.0
-GAP_POINTS: Final = 6.0  # between a compact picture's rows and the unit of its time axis
-EDGE: Final = 0.42  # the distance from the middle of a row, which is 1 high, to its outer lanes
-GAP: Final = 0.03  # between lanes
-GHOSTS: Final = 0.16  # the height of the lane for ghosts, with the gap above
-MOST_SPAN_NAMES: Final = 8  # the most span names in the legend: one for each look
-MOST_TEXTS: Final = 1000
-TEXT_SIZE: Final = 8.0  # points
-LEAST_SIZE: Final = 5.0  # points; smaller text would be illegible
-LETTER: Final = 0.62  # the width of a letter, as a share of the font's size
-WIDTH_INCHES: Final = 9.6
-STRIP_ROW_INCHES: Final = 0.148
-MOST_STRIP_INCHES: Final = 2.9
+LEAST_TEXTURED = 8 / SLOTS
+LEAST_TEXTURED_POINTS = 3.0  # the least height of a box with texture
+ROW_NAME_POINTS = 18.0  # the least distance between the names of rows
+COMPACT_NAME_POINTS = 8.0
+MOST_NAME_LETTERS = 22
+TICK_POINTS = 50.0  # the room for a tick's label
+COMPACT_TICK_POINTS = 28.0
+GAP_POINTS = 6.0  # between a compact picture's rows and the unit of its time axis
+EDGE = 0.42  # the distance from the middle of a row, which is 1 high, to its outer lanes
+GAP = 0.03  # between lanes
+GHOSTS = 0.16  # the height of the lane for ghosts, with the gap above
+MOST_SPAN_NAMES = 8  # the most span names in the legend: one for each look
+MOST_TEXTS = 1000
+TEXT_SIZE = 8.0  # points
+LEAST_SIZE = 5.0  # points; smaller text would be illegible
+LETTER = 0.62  # the width of a letter, as a share of the font's size
+WIDTH_INCHES = 9.6
+STRIP_ROW_INCHES = 0.148
+MOST_STRIP_INCHES = 2.9
 
 
 @dataclass(frozen=True)

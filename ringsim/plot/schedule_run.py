@@ -8,7 +8,7 @@ path runs along a rank while the rank computes, and from rank to rank while a me
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from matplotlib.collections import LineCollection
@@ -45,26 +45,24 @@ if TYPE_CHECKING:
 
     from ringsim.simulator.schedules import ScheduleRun
 
-__all__ = ["plot_schedule_run", "schedule_run_images"]
-
-MOST_BOXES: Final = 20_000  # schedules with more computations are drawn as a map
-MOST_ROWS: Final = 64  # schedules with more ranks are drawn as a map
-MAP_INCHES: Final = (9.6, 4.6)
-MAP_COLUMNS: Final = 960
-MAP_ROWS: Final = 512
-IDLE: Final = style.GROUND
-PATH_COLOUR: Final = LOOKS["critical_path"].light
-PATH_DASHES: Final[dict[str, Any]] = {
+MOST_BOXES = 20_000  # schedules with more computations are drawn as a map
+MOST_ROWS = 64  # schedules with more ranks are drawn as a map
+MAP_INCHES = (9.6, 4.6)
+MAP_COLUMNS = 960
+MAP_ROWS = 512
+IDLE = style.GROUND
+PATH_COLOUR = LOOKS["critical_path"].light
+PATH_DASHES: dict[str, Any] = {
     PROGRAM: "solid",
     DATA: (0, (6, 1)),
     LINK_BUSY: (0, (1, 0.7)),
     RECEIVER_LATE: (0, (3, 1)),
 }
-PATH_WIDTH: Final = 2.2  # points
-THIN: Final = 1.2  # the width of the path over a map, in points
+PATH_WIDTH = 2.2  # points
+THIN = 1.2  # the width of the path over a map, in points
 # the width of the white margin on both sides of the path, relative to the path's width; it gives
 # contrast with any box
-HALO: Final = 0.7
+HALO = 0.7
 
 
 def plot_schedule_run(run: ScheduleRun, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:

@@ -7,7 +7,7 @@ the text around them, so each picture is drawn first, and then moved to make roo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -21,12 +21,12 @@ from ringsim.traces.display import Images
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LEAST_INCHES: Final = 0.4  # the least size of a picture without its text
-PAD_INCHES: Final = 0.1  # the margin around a picture and its text
-COMPACT_PAD_INCHES: Final = 0.02
-WIDE: Final = 1.4  # in figures of at least this ratio, text is next to pictures without a time axis
-MOST_TRIES: Final = 6
-CLOSE_INCHES: Final = 0.01  # how exact a figure's size must be
+LEAST_INCHES = 0.4  # the least size of a picture without its text
+PAD_INCHES = 0.1  # the margin around a picture and its text
+COMPACT_PAD_INCHES = 0.02
+WIDE = 1.4  # in figures of at least this ratio, text is next to pictures without a time axis
+MOST_TRIES = 6
+CLOSE_INCHES = 0.01  # how exact a figure's size must be
 
 
 class Picture(NamedTuple):

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from ringsim.errors import ArgumentError
 from ringsim.plot import sheet, style
@@ -44,15 +44,13 @@ from ringsim.traces.units import count
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_schedules"]
-
-ROW_INCHES: Final = 0.38
-HEADING_INCHES: Final = 0.45
-MOST_INCHES: Final = 9.0
-HEADING_POINTS: Final = 20.0  # the height of a schedule's heading, without the names of its phases
-COMPACT_HEADING_POINTS: Final = 9.0
-MOST_NAME_LETTERS: Final = 24
-MOST_GAP: Final = 40  # the most rows between two schedules
+ROW_INCHES = 0.38
+HEADING_INCHES = 0.45
+MOST_INCHES = 9.0
+HEADING_POINTS = 20.0  # the height of a schedule's heading, without the names of its phases
+COMPACT_HEADING_POINTS = 9.0
+MOST_NAME_LETTERS = 24
+MOST_GAP = 40  # the most rows between two schedules
 
 
 def plot_schedules(

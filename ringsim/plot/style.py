@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
 import matplotlib as mpl
@@ -34,49 +34,47 @@ from matplotlib.text import Annotation, Text
 from matplotlib.transforms import ScaledTranslation
 
 from ringsim.errors import ArgumentError, say
-from ringsim.provenance import footer, replay_error
+from ringsim.provenance import describe_replay, footer
 from ringsim.traces.looks import LOOKS, contrast, read_table, readable_ink
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-__all__ = ["figure_png", "figure_svg", "save_figure"]
-
-GROUND: Final = LOOKS["ground"].light
-INK: Final = LOOKS["ink"].light
-MUTED: Final = LOOKS["muted"].light
-GRID: Final = LOOKS["grid"].light
-FAINT: Final = LOOKS["line"].light
-_DARK: Final = {
+GROUND = LOOKS["ground"].light
+INK = LOOKS["ink"].light
+MUTED = LOOKS["muted"].light
+GRID = LOOKS["grid"].light
+FAINT = LOOKS["line"].light
+_DARK = {
     LOOKS[name].light: LOOKS[name].dark
     for family, looks in read_table().items()
     for name in looks
     if family not in ("paper", "verdict")
 }
-_SHORT: Final = {look.name: look.short for look in LOOKS.values() if len(look.short) > 1}
+_SHORT = {look.name: look.short for look in LOOKS.values() if len(look.short) > 1}
 # the hues of a colour wheel, from red, in equal steps
-_HUES: Final = "red orange yellow green green green blue blue blue purple purple pink".split()
-_HATCH_SHARE: Final = 0.4  # how far a texture's colour is from the bar's towards black or white
+_HUES = "red orange yellow green green green blue blue blue purple purple pink".split()
+_HATCH_SHARE = 0.4  # how far a texture's colour is from the bar's towards black or white
 
-SUBTITLE_SIZE: Final = 10.0
-LINE_POINTS: Final = 13.0  # the height of a line below the legend
-GAP_POINTS: Final = 6.0  # the gaps between the axis, the legend and the lines
-LETTER: Final = 0.55  # the average width of a letter, as a share of the font's size
-LEAST_SHRUNK: Final = 0.8  # a long title shrinks to no less than this share of its size
-MOST_LETTERS: Final = 60  # the most letters of a label; longer ones lose their middle
-LEAST_LETTERS: Final = 20  # in a line of a note
-ASIDE_INCHES: Final = 3.1  # the width of text next to a picture
+SUBTITLE_SIZE = 10.0
+LINE_POINTS = 13.0  # the height of a line below the legend
+GAP_POINTS = 6.0  # the gaps between the axis, the legend and the lines
+LETTER = 0.55  # the average width of a letter, as a share of the font's size
+LEAST_SHRUNK = 0.8  # a long title shrinks to no less than this share of its size
+MOST_LETTERS = 60  # the most letters of a label; longer ones lose their middle
+LEAST_LETTERS = 20  # in a line of a note
+ASIDE_INCHES = 3.1  # the width of text next to a picture
 
-_DATA: Final = Path(__file__).parents[1] / "data"
+_DATA = Path(__file__).parents[1] / "data"
 
 
 def _read_settings(name: str) -> dict[Any, Any]:  # matplotlib types its own names as literals
     return dict(mpl.rc_params_from_file(_DATA / f"{name}.mplstyle", use_default_template=False))
 
 
-COMPACT: Final = _read_settings("compact")
-SETTINGS: Final = {
+COMPACT = _read_settings("compact")
+SETTINGS = {
     **_read_settings("pictures"),
     **dict.fromkeys(("axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK),
     **dict.fromkeys(("axes.facecolor", "figure.facecolor"), GROUND),
@@ -115,12 +113,12 @@ def _mix(colour: str, other: str, share: float) -> str:
     return to_hex(one + (two - one) * share)
 
 
-THEMES: Final = {  # ground, ink
+THEMES = {  # ground, ink
     "light": (GROUND, INK),
     "dark": (LOOKS["ground"].dark, LOOKS["ink"].dark),
 }
-COLOURS: Final = ("facecolor", "edgecolor", "markerfacecolor", "markeredgecolor", "color")
-CAPTION: Final = "caption"  # the id of the hidden text with a figure's caption
+COLOURS = ("facecolor", "edgecolor", "markerfacecolor", "markeredgecolor", "color")
+CAPTION = "caption"  # the id of the hidden text with a figure's caption
 _layout: ContextVar[str] = ContextVar("layout", default="page")
 
 
@@ -350,7 +348,7 @@ def dress(
     """
     to_points, compact = 72 / ax.figure.dpi, is_compact()
     notes = [*notes, footer(metadata)]
-    if error := replay_error(metadata):
+    if error := describe_replay(metadata):
         title += f" (predicted; {error})"
     panels: list[Any] = [ax, *ax.child_axes]
     for panel in panels:

@@ -7,7 +7,6 @@ picture has a dark colour scheme. JupyterLab sets the scheme of its pages to tha
 from __future__ import annotations
 
 import re
-from typing import Final
 
 from matplotlib.collections import Collection
 from matplotlib.figure import Figure
@@ -16,16 +15,16 @@ from matplotlib.text import Text
 from ringsim.plot import style
 from ringsim.traces.looks import LOOKS, readable_ink
 
-MOST_ELEMENTS: Final = 2500  # more bars and words would take more than about half a megabyte
-GROUND: Final = style.GROUND.lower()
-_COLOUR: Final = re.compile(r"#[0-9a-f]{6}\b")
+MOST_ELEMENTS = 2500  # more bars and words would take more than about half a megabyte
+GROUND = style.GROUND.lower()
+_COLOUR = re.compile(r"#[0-9a-f]{6}\b")
 # words on a bar: matplotlib writes the plain background of the words before the words
-_ON_BAR: Final = re.compile(
+_ON_BAR = re.compile(
     r'(<g id="patch_\d+"><path d="[^"]*"(?: clip-path="[^"]*")? style="fill: (#[0-9a-f]{6})[^"]*"/>'
     r'</g>(?:<g clip-path="[^"]*">)?<g)(?: style="fill: #[0-9a-f]{6}")?( transform=)'
 )
-_UNSEEN: Final = re.compile(r"<!--.*?-->\s*|<metadata>.*?</metadata>\s*|(?<=>)\s+(?=<)", re.DOTALL)
-_PATH: Final = re.compile(r'(?<= d=")[^"]*(?=")')
+_UNSEEN = re.compile(r"<!--.*?-->\s*|<metadata>.*?</metadata>\s*|(?<=>)\s+(?=<)", re.DOTALL)
+_PATH = re.compile(r'(?<= d=")[^"]*(?=")')
 
 
 def themed_svg(figure: Figure, description: str) -> str:

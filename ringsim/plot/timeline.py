@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -46,20 +46,18 @@ if TYPE_CHECKING:
 
     from ringsim.traces.value import Trace
 
-__all__ = ["plot_timeline", "timeline_picture", "trace_images"]
-
-MOST_STRIPES: Final = 64  # with more rows, there are no stripes behind them
-MOST_MARK_NAMES: Final = 100
-MARK_NAME_SIZE: Final = 7.5  # points
-HEAD_POINTS: Final = 1.0  # the width of an arrow's shaft; matplotlib's unit for the head
-COMPACT_HEAD_POINTS: Final = 0.6
-MERGED_SLOTS: Final = 400  # the number of slots if rows combine several ranks
-MERGED_ROW_POINTS: Final = 12.0  # the least height of a row that combines several ranks
-COMPACT_EDGE: Final = 0.48
-OPERATIONS: Final = 0.32  # the height of the lanes for sends and recvs, if there are spans above
-MARKS: Final = 0.17  # the height of the strip for marks
+MOST_STRIPES = 64  # with more rows, there are no stripes behind them
+MOST_MARK_NAMES = 100
+MARK_NAME_SIZE = 7.5  # points
+HEAD_POINTS = 1.0  # the width of an arrow's shaft; matplotlib's unit for the head
+COMPACT_HEAD_POINTS = 0.6
+MERGED_SLOTS = 400  # the number of slots if rows combine several ranks
+MERGED_ROW_POINTS = 12.0  # the least height of a row that combines several ranks
+COMPACT_EDGE = 0.48
+OPERATIONS = 0.32  # the height of the lanes for sends and recvs, if there are spans above
+MARKS = 0.17  # the height of the strip for marks
 # the scale of pictures in a notebook; their text keeps its size, so that it stays legible
-SMALLER: Final = 0.68
+SMALLER = 0.68
 
 
 def plot_timeline(

@@ -10,7 +10,7 @@ The result includes groups without messages, and messages on groups outside the 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
 # at most nine digits, because users choose names, and int() refuses thousands of digits
-RING_NAME: Final = re.compile(r"ring:(\d{1,9})>(\d{1,9})")
+RING_NAME = re.compile(r"ring:(\d{1,9})>(\d{1,9})")
 
 
 class TrafficEdge(NamedTuple):

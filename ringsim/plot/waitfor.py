@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from matplotlib.patches import Circle, FancyArrowPatch
@@ -32,39 +32,37 @@ if TYPE_CHECKING:
 
     from ringsim.traces.value import Trace
 
-__all__ = ["plot_waitfor", "waitfor_images"]
-
-MOST_RANKS: Final = 12  # the most nodes; of more ranks, the most important are drawn
-MOST_LABELS: Final = 8
-MOST_TIMELINE_RANKS: Final = 64
+MOST_RANKS = 12  # the most nodes; of more ranks, the most important are drawn
+MOST_LABELS = 8
+MOST_TIMELINE_RANKS = 64
 # half of the graph's width and height, relative to the radius of its circle
-HALF: Final = (2.0, 1.44)
-GRAPH_INCHES: Final = (5.0, 3.6)
-TIMELINE_SHARE: Final = 0.6  # the timeline's width, as a share of its normal width
-BOW: Final = 0.18  # how far an arrow bends to the right, as a share of its length
+HALF = (2.0, 1.44)
+GRAPH_INCHES = (5.0, 3.6)
+TIMELINE_SHARE = 0.6  # the timeline's width, as a share of its normal width
+BOW = 0.18  # how far an arrow bends to the right, as a share of its length
 # how long before the ranks got stuck the timeline begins, as a share of the time since then
-BEFORE: Final = 0.5
-BEFORE_NS: Final = 20_000_000  # the least time before the ranks got stuck
-RADIUS: Final = 0.2
-CROWDED: Final = 0.32  # the largest radius of a node, as a share of the distance between neighbours
-DASHED: Final = (0, (4, 2))
-FILE_LETTERS: Final = 20
-MOST_NOTES: Final = 4  # the most lines of the first finding
+BEFORE = 0.5
+BEFORE_NS = 20_000_000  # the least time before the ranks got stuck
+RADIUS = 0.2
+CROWDED = 0.32  # the largest radius of a node, as a share of the distance between neighbours
+DASHED = (0, (4, 2))
+FILE_LETTERS = 20
+MOST_NOTES = 4  # the most lines of the first finding
 
 # The label of an arrow never covers a node or another label, and covers an arrow only if there is
 # no room elsewhere.
-LABEL_SIZE: Final = 8.5
-PLACES: Final = 65  # the number of possible positions of a label in each direction
-OUTSIDE: Final = 1.1  # how far outside the arrow a label should be
-CLEAR: Final = 0.04  # the least distance between two boxes, or between a box and an arrow
+LABEL_SIZE = 8.5
+PLACES = 65  # the number of possible positions of a label in each direction
+OUTSIDE = 1.1  # how far outside the arrow a label should be
+CLEAR = 0.04  # the least distance between two boxes, or between a box and an arrow
 # The cost of a position is its distance from the arrow, plus these costs: for the distance of the
 # label's middle, and for each covered point.
-OFF: Final = 0.3
-COVERED: Final = 0.15
+OFF = 0.3
+COVERED = 0.15
 
-_RUNNING: Final = (LOOKS["running"].name, style.GROUND, LOOKS["running"].light, "solid")
+_RUNNING = (LOOKS["running"].name, style.GROUND, LOOKS["running"].light, "solid")
 # for each state: the text next to the rank, the fill, the outline, and the dashes
-_LOOKS: Final[dict[str, tuple[str, str, str, Any]]] = {
+_LOOKS: dict[str, tuple[str, str, str, Any]] = {
     "blocked": ("", style.GROUND, LOOKS["stuck"].light, "solid"),
     "exited": (LOOKS["exited"].name, LOOKS["exited"].light, style.MUTED, (0, (2, 2))),
     "failed": ("failed", style.INK, style.INK, "solid"),

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,31 +31,29 @@ from ringsim.schedules.schedule import Action
 from ringsim.simulator.links import AWAKE_S
 from ringsim.topologies import GlooCosts, OneMachine
 from ringsim.traces.events import COLLECTIVE, NONE, OK, RECV, SEND, SPAN, Events, Ints
-from ringsim.traces.steps import count_steps, find_step, is_step, number_steps
+from ringsim.traces.steps import is_step, list_steps, number_steps
 from ringsim.traces.value import Trace, check_trace
 
 if TYPE_CHECKING:
     from ringsim.compute_costs import Work
 
-__all__ = ["Calibration", "Moment", "calibrate", "list_moments", "median_costs"]
-
-LEAST_MESSAGES: Final = 3  # of one size, and observed from beginning to end
+LEAST_MESSAGES = 3  # of one size, and observed from beginning to end
 # on an idle machine, the 10th and the 90th percentile of overshoots differ by at most this much
-WIDEST_SLEEP_S: Final = 1e-3
+WIDEST_SLEEP_S = 1e-3
 # nine in ten receives are posted within this time if the rank has a core to itself
-SLOWEST_POST_S: Final = 0.5e-3
+SLOWEST_POST_S = 0.5e-3
 # the longest time between two operations on ranks that compute nothing
-LONGEST_BETWEEN_S: Final = 1e-3
-TAIL: Final = 0.02  # the share of times to cut off at both ends, so that rare events do not count
-_FIND_ALL: Final = (
+LONGEST_BETWEEN_S = 1e-3
+TAIL = 0.02  # the share of times to cut off at both ends, so that rare events do not count
+_FIND_ALL = (
     "To measure everything, run ringsim.trace(ringsim.calibration_worker, world_size=2), which "
     "takes a few seconds."
 )
 # measured from the post of the second side, for programs in which receivers never wait from the
 # beginning
-LATEST_WAIT_S: Final = 1e-3
-PARTS: Final = 5  # the traces are split into parts, whose differences show the uncertainty
-FEW: Final = 5  # with this many times or more, at least one is cut off at both ends
+LATEST_WAIT_S = 1e-3
+PARTS = 5  # the traces are split into parts, whose differences show the uncertainty
+FEW = 5  # with this many times or more, at least one is cut off at both ends
 
 
 class Moment(IntEnum):
@@ -76,8 +74,8 @@ class Moment(IntEnum):
     OTHER = 9
 
 
-POSTS: Final = (Moment.POST_SEND, Moment.POST_EARLY, Moment.POST_RECV, Moment.POST_COLLECTIVE)
-_AROUND: Final = (Moment.DONE, Moment.BEGIN, Moment.END)
+POSTS = (Moment.POST_SEND, Moment.POST_EARLY, Moment.POST_RECV, Moment.POST_COLLECTIVE)
+_AROUND = (Moment.DONE, Moment.BEGIN, Moment.END)
 
 
 @dataclass(frozen=True)
@@ -503,8 +501,7 @@ def _sample_overshoots(trace: Trace) -> Ints:
 def _find_costs(traces: Sequence[Trace]) -> Costs | None:
     """Returns the stages' times from the first trace that contains steps."""
     for trace in traces:
-        steps = [find_step(trace, step) for step in range(count_steps(trace.events))]
-        if steps:
+        if steps := list_steps(trace):
             columns = ((each.stage, each.kind, (each.end - each.start) * 1e-9) for each in steps)
             return median_costs(*join_columns(columns))
     return None

@@ -18,11 +18,12 @@ from ringsim.errors import ArgumentError, RingError
 from ringsim.prediction.calibration import find_asked, median_costs
 from ringsim.prediction.differences import PROGRAM, Differences, differ, pair
 from ringsim.prediction.time_shares import PartsTable, share_out
+from ringsim.provenance import describe_replay
 from ringsim.schedules.engine import evaluate
 from ringsim.schedules.schedule import Schedule
 from ringsim.traces.display import Bundle, Images, Style, bundle
 from ringsim.traces.events import MARK, NONE, SPAN, Events, Ints
-from ringsim.traces.steps import count_steps, find_step, is_step, number_steps
+from ringsim.traces.steps import count_steps, find_step, is_step, list_steps, number_steps
 from ringsim.traces.units import count, time_text
 from ringsim.traces.value import Trace, check_trace
 
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
     import pandas as pd
     from matplotlib.axes import Axes
-
-__all__ = ["Comparison", "Errors", "compare"]
 
 
 @dataclass(frozen=True)
@@ -247,10 +246,12 @@ class Comparison:
         real_ms = np.median(self.real_steps_s) * 1e3
         virtual_ms = np.median(self.virtual_steps_s) * 1e3
         what = "median step" if count_steps(self.real.events) else "run"
-        lines = [
+        times = (
             f"{what}: {first} {real_ms:.3f} ms, {second} {virtual_ms:.3f} ms "
-            f"({self.median_error:+.1%})",
-        ]
+            f"({self.median_error:+.1%})"
+        )
+        errors = (describe_replay(run.metadata) for run in (self.real, self.virtual))
+        lines = ["; ".join([times, *filter(None, errors)])]
         if self.steps.count > 1:
             lines.append(f"steps: {self._words(self.steps)}")
         if self.predicts:
@@ -425,7 +426,7 @@ def _find_extents(trace: Trace, index: Ints, num_steps: int) -> tuple[Ints, Ints
     if num_steps == 0:
         begin, end = trace.events.post_ns[index].min(), trace.events.done_ns[index].max()
         return np.array([begin]), np.array([end])
-    steps = [find_step(trace, step) for step in range(num_steps)]
+    steps = list_steps(trace)[:num_steps]
     begin, end = np.array([(each.start.min(), each.end.max()) for each in steps]).T
     return begin, end
 

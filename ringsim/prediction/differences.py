@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -32,13 +32,11 @@ from ringsim.traces.value import Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["PROGRAM", "Differences", "differ", "name_operations", "pair"]
-
-PROGRAM: Final = "(program)"  # a rank's time outside spans and waits
-_COMPUTE: Final = "compute"
-_SPAN_OF_COMPUTE: Final = len(OP_NAMES)  # the number of this name
-_SPAN_WITHOUT_NAME: Final = OP_NAMES.index("span")
-_SHOWN: Final = 8
+PROGRAM = "(program)"  # a rank's time outside spans and waits
+_COMPUTE = "compute"
+_SPAN_OF_COMPUTE = len(OP_NAMES)  # the number of this name
+_SPAN_WITHOUT_NAME = OP_NAMES.index("span")
+_SHOWN = 8
 
 
 class _Spent(NamedTuple):

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ringsim.errors import ArgumentError, RingError, is_number, read_whole, say
 from ringsim.link import Link, check_link
 from ringsim.prediction.replaying import Edits, Order
+from ringsim.provenance import describe_replay, name_error, percent_text
 from ringsim.traces.events import ERROR, IN_FLIGHT, NONE, OP_CODES
 from ringsim.traces.findings import SLOW_KINDS
 from ringsim.traces.units import time_text
@@ -29,16 +30,14 @@ if TYPE_CHECKING:
     from ringsim.traces.findings import Diagnosis
     from ringsim.traces.value import Trace
 
-__all__ = ["advise", "what_if"]
-
-DOUBTFUL: Final = 0.2  # a prediction is doubtful if the replay is off by more than this
+DOUBTFUL = 0.2  # a prediction is doubtful if the replay is off by more than this
 # explain() offers a change only if it gains at least this share of the run, and more than the error
-LEAST_GAIN: Final = 0.05
-MOST_EVENTS: Final = 10_000  # explain() tries changes only to runs with at most this many events
-SLOWER: Final = 1.1  # a rank is slow if it computes for longer than this times the others' median
-MOST_SLOW: Final = 2  # how many slow ranks to try
+LEAST_GAIN = 0.05
+MOST_EVENTS = 10_000  # explain() tries changes only to runs with at most this many events
+SLOWER = 1.1  # a rank is slow if it computes for longer than this times the others' median
+MOST_SLOW = 2  # how many slow ranks to try
 # the metadata of the recorded run that also applies to the predicted one
-_KEPT: Final = (
+_KEPT = (
     "format",
     "world_size",
     "backend",
@@ -113,10 +112,9 @@ def _label(trace: Trace, replayed: Trace, predicted: Trace, edits: Edits) -> Tra
         time_text(run.makespan_s * 1e9) for run in (trace, replayed, predicted)
     )
     notes = [
-        f"predicted: if {_describe(edits)}, this run would take {_compare(change)}: {after} "
-        f"instead of {before}",
-        f"the replay itself, without changes, is {_say(error)} off: it takes {before}, and the "
-        f"run took {recorded}",
+        f"predicted: if {_describe(edits)}, this run would take {_compare(change)} "
+        f"({name_error(error)}): {after} instead of {before}",
+        f"the replay itself, without changes, takes {before}, and the run took {recorded}",
     ]
     if abs(error) > DOUBTFUL:
         notes.insert(0, "DOUBTFUL: the recorded order does not explain how long the run took")
@@ -149,11 +147,7 @@ def _describe(edits: Edits) -> str:
 
 
 def _compare(change: float) -> str:
-    return f"{_say(change)} {'less' if change < 0 else 'longer'}"
-
-
-def _say(share: float) -> str:
-    return f"{abs(share):.0%}".replace("%", " %") if abs(share) >= 0.005 else "less than 1 %"
+    return f"{percent_text(change)} {'less' if change < 0 else 'longer'}"
 
 
 # -- advice
@@ -164,12 +158,17 @@ def advise(trace: Trace, diagnosis: Diagnosis) -> Diagnosis:
 
     The changes are: a slow rank computes for as long as the other ranks, the link is twice as fast,
     and blocking sends are asynchronous. There is no note if none of them gains enough, or if the
-    run has more than ``MOST_EVENTS`` events.
+    run has more than ``MOST_EVENTS`` events. For a predicted run, the note reports the error of its
+    replay.
 
     Args:
         trace: the run.
         diagnosis: its diagnosis.
     """
+    if error_text := describe_replay(trace.metadata):
+        return replace(
+            diagnosis, notes=(*diagnosis.notes, f"This run was predicted; {error_text}.")
+        )
     if diagnosis.kind not in SLOW_KINDS or len(trace) > MOST_EVENTS:
         return diagnosis
     try:
@@ -186,8 +185,8 @@ def advise(trace: Trace, diagnosis: Diagnosis) -> Diagnosis:
     if gain < max(LEAST_GAIN, abs(error)):
         return diagnosis
     note = (
-        f"If {words}, this run would take {_compare(-gain)} (predicted; the replay itself is "
-        f"{_say(error)} off): trace.what_if({call})."
+        f"If {words}, this run would take {_compare(-gain)} (predicted; "
+        f"{name_error(error)}): trace.what_if({call})."
     )
     return replace(diagnosis, notes=(*diagnosis.notes, note))
 

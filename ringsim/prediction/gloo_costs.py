@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,12 +29,10 @@ from ringsim.traces.events import COLLECTIVE, MARK, NONE, OK, OP_NAMES, RECV, SE
 from ringsim.traces.matching import number_rows
 from ringsim.traces.value import Trace
 
-__all__ = ["STALLED_S", "find_gloo_costs", "find_marks"]
-
-STALLED_S: Final = 1e-3  # a delay of this length is no coincidence
-LEAST_EXPOSED: Final = 50  # the fewest messages that show the share that stalls
-QUICK: Final = 0.25  # the quantile of the intervals that counts
-LEAST_ALIKE: Final = 3  # the fewest collectives of one kind
+STALLED_S = 1e-3  # a delay of this length is no coincidence
+LEAST_EXPOSED = 50  # the fewest messages that show the share that stalls
+QUICK = 0.25  # the quantile of the intervals that counts
+LEAST_ALIKE = 3  # the fewest collectives of one kind
 
 
 def find_gloo_costs(traces: Sequence[Trace], link: Link) -> tuple[GlooCosts | None, list[str]]:

@@ -30,7 +30,6 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from typing import Final
 
 import numpy as np
 
@@ -43,10 +42,8 @@ from ringsim.traces.events import NONE, OP_CODES, OP_NAMES, SPAN, Events, Ints
 from ringsim.traces.matching import CollectiveCalls, number_rows
 from ringsim.traces.value import Trace
 
-__all__ = ["Edits", "Order"]
-
 _POST, _WAIT, _DONE = range(3)  # the kinds of moments
-_SEND: Final = OP_CODES["send"]
+_SEND = OP_CODES["send"]
 
 
 @dataclass(frozen=True)

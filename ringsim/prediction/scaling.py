@@ -30,11 +30,9 @@ from ringsim.schedules.schedule import Schedule
 from ringsim.simulator.api import simulate
 from ringsim.simulator.schedules import ScheduleRun, simulate_schedule
 from ringsim.traces.events import Ints
-from ringsim.traces.steps import StageActions, count_steps, find_step, in_step
+from ringsim.traces.steps import StageActions, count_steps, find_step, in_step, list_steps
 from ringsim.traces.units import time_text
 from ringsim.traces.value import Trace, check_trace
-
-__all__ = ["predict", "scale"]
 
 
 @overload
@@ -344,8 +342,8 @@ def _find_time_between(trace: Trace) -> float:
     This time consists of posting, and of the program itself.
     """
     found: list[Ints] = []
-    for step in range(count_steps(trace.events)):
-        found += _list_between(trace, find_step(trace, step))
+    for actions in list_steps(trace):
+        found += _list_between(trace, actions)
     return float(np.median(np.concatenate(found))) * 1e-9 if found else 0.0
 
 

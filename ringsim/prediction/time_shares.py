@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,9 +28,7 @@ from ringsim.traces.value import Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["PARTS", "PartsTable", "share_out"]
-
-PARTS: Final = ("first use", "posting", "waiting", "transfer", "computing", "program")
+PARTS = ("first use", "posting", "waiting", "transfer", "computing", "program")
 _FIRST_USE, _POSTING, _WAITING, _TRANSFER, _COMPUTING, _PROGRAM = range(len(PARTS))
 
 

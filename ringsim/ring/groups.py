@@ -116,7 +116,7 @@ def check_ring_arguments(
     local_rank: Any,
     comm_device: Any,
     timeout_s: Any,
-    ring_ranks: Sequence[Any] | None,
+    ring_ranks: Sequence[Any] | None = None,
     ring_order: Any = "ranks",
 ) -> RingArguments:
     """Checks the ``initialize_distributed`` arguments that a rank can check by itself.

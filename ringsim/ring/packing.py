@@ -15,17 +15,15 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import cloudpickle
 
 from ringsim.errors import ArgumentError, check_call
 from ringsim.traces.cells import name_cells
 
-__all__ = ["Pickler", "dumps", "pack_worker"]
-
-_LARGE_BYTES: Final = 10_000_000
-_HERE: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_LARGE_BYTES = 10_000_000
+_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -53,9 +51,12 @@ def dumps(value: object) -> bytes:
 
 
 def pack_worker(
-    worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    worker: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    pack: Callable[[Any], bytes] = dumps,
 ) -> bytes:
-    """Packs a function and its arguments, pickled as ``(worker, args, kwargs)``.
+    """Packs a function and its arguments, pickled as ``(worker, args, kwargs)`` by ``pack``.
 
     The function may come from a notebook cell, and it may be a closure or a lambda.
 
@@ -66,7 +67,7 @@ def pack_worker(
     values, named = check_call(args, kwargs)
     _add_strangers(getattr(worker, "__module__", None) or "__main__")
     try:
-        packed = dumps((worker, values, named))
+        packed = pack((worker, values, named))
     except Exception as error:
         raise ArgumentError(_explain_unpicklable(worker, values, named, error)) from None
     if len(packed) > _LARGE_BYTES:

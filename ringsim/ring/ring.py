@@ -18,7 +18,7 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,8 +37,8 @@ from ringsim.ring.groups import (
 from ringsim.ring.printing import restore_output, suppress_output
 from ringsim.state import change_state, get_state
 
-_DEFAULT_TIMEOUT_S: Final = 30.0
-_NO_PORT: Final = 1  # stored if the world met without a port (over file://, or a store)
+_DEFAULT_TIMEOUT_S = 30.0
+_NO_PORT = 1  # stored if the world met without a port (over file://, or a store)
 
 
 @dataclass(frozen=True)
@@ -203,27 +203,13 @@ def initialize_distributed(
     )
 
 
-def initialize(
-    head_ip: str,
-    port: int,
-    world_size: int,
-    rank: int,
-    local_rank: int,
-    comm_device: str,
-    *,
-    timeout_s: float = _DEFAULT_TIMEOUT_S,
-    ring_ranks: Sequence[int] | None = None,
-    ring_order: str = "ranks",
-    listen_socket: socket.socket | None = None,
-) -> Ring:
-    """Like ``initialize_distributed``, but requires all arguments and returns the ring.
+def initialize(*args: Any, listen_socket: socket.socket | None = None, **named_args: Any) -> Ring:
+    """Joins the ring and returns it; takes the arguments of ``check_ring_arguments``.
 
     ``listen_socket`` is a socket from ``listen``. Rank 0 takes it over, so that a launcher can
     reserve the port before any rank runs.
     """
-    wanted = check_ring_arguments(
-        head_ip, port, world_size, rank, local_rank, comm_device, timeout_s, ring_ranks, ring_order
-    )
+    wanted = check_ring_arguments(*args, **named_args)
     ring: Ring | None = get_state().ring
     backend = get_state().backend or TORCH
     if ring is not None and not dist.is_initialized():
@@ -249,7 +235,7 @@ def initialize(
             pred_group=groups[0],
             succ_group=groups[1],
             backend=backend,
-            in_order=comm_device == "gpu" or _is_virtually_in_order(),
+            in_order=wanted.comm_device == "gpu" or _is_virtually_in_order(),
             take_down=undo.pop_all().close,
         )
     change_state(ring=ring)

@@ -24,7 +24,6 @@ messages, and ``evaluate`` times it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from ringsim.errors import ScheduleError, is_integer, is_one_of, say
 from ringsim.schedules.costs import Costs
@@ -79,7 +78,7 @@ __all__ = [
 ]
 
 # the function and the number of stages per rank; None if the caller chooses the number
-_MAKERS: Final[dict[str, tuple[Callable[..., Schedule], int | None]]] = {
+_MAKERS: dict[str, tuple[Callable[..., Schedule], int | None]] = {
     "gpipe": (gpipe, 1),
     "afab": (gpipe, 1),
     "1f1b": (one_f_one_b, 1),
@@ -90,7 +89,7 @@ _MAKERS: Final[dict[str, tuple[Callable[..., Schedule], int | None]]] = {
     "interleaved_1f1b": (interleaved_1f1b, None),
     "looped_bfs": (looped_bfs, None),
 }
-SCHEDULE_NAMES: Final = tuple(_MAKERS)
+SCHEDULE_NAMES = tuple(_MAKERS)
 
 
 def make_schedule(

@@ -38,7 +38,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final
 
 from ringsim.errors import ScheduleError
 from ringsim.schedules import find_num_chunks
@@ -60,8 +59,8 @@ __all__ = [
     "span_idle",
 ]
 
-_UNIT: Final = Costs()  # 1 for a forward, input or weight; 2 for a backward; 0 for a message
-_VEE: Final = ("zb_v", "dualpipe_v")
+_UNIT = Costs()  # 1 for a forward, input or weight; 2 for a backward; 0 for a message
+_VEE = ("zb_v", "dualpipe_v")
 
 
 @dataclass(frozen=True)

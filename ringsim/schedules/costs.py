@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final
 
 from ringsim.errors import ArgumentError, is_list, is_number, say
 from ringsim.schedules.schedule import Action
 
-__all__ = ["Costs", "Time"]
-
 Time = int | float | Fraction
-_NAMES: Final = {"F": "forward", "I": "input", "W": "weight", "B": "backward"}
-_LONGEST: Final = 1e100  # in any unit; the sum of a hundred million of them is still finite
+_NAMES = {"F": "forward", "I": "input", "W": "weight", "B": "backward"}
+_LONGEST = 1e100  # in any unit; the sum of a hundred million of them is still finite
 
 
 @dataclass(frozen=True)

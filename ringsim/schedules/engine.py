@@ -35,35 +35,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from ringsim.errors import ArgumentError, Deadlock, ScheduleError, is_one_of, say
 from ringsim.schedules.costs import Costs, Time
 from ringsim.schedules.lowering import get_recv, lower_checked
 from ringsim.schedules.schedule import Action, Schedule
 
-__all__ = [
-    "SEMANTICS",
-    "Blocked",
-    "Compute",
-    "Delivery",
-    "Evaluation",
-    "Instruction",
-    "Receive",
-    "Run",
-    "Semantics",
-    "Send",
-    "TimedAction",
-    "TimedMessage",
-    "Wait",
-    "check_semantics",
-    "evaluate",
-    "run_programs",
-    "validate",
-]
-
 Semantics = Literal["rendezvous", "buffered"]
-SEMANTICS: Final = ("rendezvous", "buffered")
+SEMANTICS = ("rendezvous", "buffered")
 
 
 def check_semantics(semantics: object) -> None:

@@ -45,25 +45,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from ringsim.errors import ScheduleError, check_integer
 from ringsim.schedules.costs import Time
 from ringsim.schedules.engine import Compute, Instruction, Receive, Run, Send, Wait, run_programs
 from ringsim.schedules.partition import by_count
-
-__all__ = [
-    "RingStep",
-    "TokenJob",
-    "can_finish",
-    "check_can_finish",
-    "count_messages",
-    "plan_batches",
-    "plan_jobs",
-    "plan_steps",
-    "steady_use",
-    "time_generation",
-]
 
 
 class TokenJob(NamedTuple):
@@ -245,15 +232,15 @@ def _list_messages(
     ]
 
 
-_STARVED: Final = (
+_STARVED = (
     "stage 0 receives before it sends, so it waits for a token that "
     "depends on an output that it has not sent yet"
 )
-_FULL: Final = (
+_FULL = (
     "a stage holds one job, so stage 0 waits to send the next job while the last stage waits "
     "to send a token to stage 0"
 )
-_FULLER: Final = (
+_FULLER = (
     "a stage holds at most two jobs, one finished and one arriving, so "
     "each stage waits for space on the next stage"
 )

@@ -59,16 +59,6 @@ from itertools import accumulate, zip_longest
 from ringsim.errors import ScheduleError, check_integer
 from ringsim.schedules.schedule import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, Action, Schedule
 
-__all__ = [
-    "check_ahead",
-    "get_needs",
-    "get_recv",
-    "get_send",
-    "lower",
-    "lower_checked",
-    "lower_in_step",
-]
-
 _Post = tuple[Action, int]  # an action and its position
 _BACKWARD = ("B", "I")  # both compute the gradient that the previous stage waits for
 

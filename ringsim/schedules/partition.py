@@ -22,8 +22,6 @@ from operator import add
 
 from ringsim.errors import ArgumentError, check_integer
 
-__all__ = ["by_count", "by_sizes", "by_weight"]
-
 
 def by_count(num_layers: int, num_stages: int) -> list[range]:
     """Divides layers so that the sizes of the stages differ by at most one layer.

@@ -77,17 +77,6 @@ from ringsim.schedules.schedule import (
     phased,
 )
 
-__all__ = [
-    "dualpipe_v",
-    "gpipe",
-    "interleaved_1f1b",
-    "looped_bfs",
-    "one_f_one_b",
-    "zb_h1",
-    "zb_h2",
-    "zb_v",
-]
-
 
 def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
     """Returns GPipe, also called AFAB: all forwards, then all backwards.
@@ -113,9 +102,7 @@ def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
     """
     check_counts(num_ranks, num_microbatches)
     m = num_microbatches
-    return phased(
-        "gpipe", m, [[(m, "F"), (m, "B")]] * num_ranks, [[rank] for rank in range(num_ranks)]
-    )
+    return phased("gpipe", m, [[(m, "F"), (m, "B")]] * num_ranks)
 
 
 def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -149,7 +136,7 @@ def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
     for rank in range(p):
         warm_up = min(p - 1 - rank, m)
         rows.append([(warm_up, "F"), (m - warm_up, "F B"), (warm_up, "B")])
-    return phased("1f1b", m, rows, [[rank] for rank in range(p)])
+    return phased("1f1b", m, rows)
 
 
 def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -179,7 +166,7 @@ def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
     check_counts(num_ranks, num_microbatches)
     p, played = num_ranks, max(num_microbatches, num_ranks)
     rows = [_row(warm_up=p - 1 - rank, put_off=rank, num_microbatches=played) for rank in range(p)]
-    return phased("zb_h1", num_microbatches, rows, [[rank] for rank in range(p)], played)
+    return phased("zb_h1", num_microbatches, rows, num_played=played)
 
 
 def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -212,7 +199,7 @@ def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
         _row(warm_up=2 * (p - 1 - rank), put_off=2 * rank, num_microbatches=played)
         for rank in range(p)
     ]
-    return phased("zb_h2", num_microbatches, rows, [[rank] for rank in range(p)], played)
+    return phased("zb_h2", num_microbatches, rows, num_played=played)
 
 
 def _row(warm_up: int, put_off: int, num_microbatches: int) -> list[Phase]:

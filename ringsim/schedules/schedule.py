@@ -45,41 +45,21 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ringsim.errors import ArgumentError, ScheduleError, check_integer, say
 
-__all__ = [
-    "COMPUTE_KINDS",
-    "RECV_KINDS",
-    "SEND_KINDS",
-    "Action",
-    "Order",
-    "Phase",
-    "PhasedRow",
-    "PhasedRows",
-    "Schedule",
-    "check_counts",
-    "check_size",
-    "from_csv",
-    "from_text",
-    "parse_action",
-    "phased",
-    "to_csv",
-    "to_text",
-]
+COMPUTE_KINDS = ("F", "B", "I", "W")
+SEND_KINDS = ("SEND_F", "SEND_B")
+RECV_KINDS = ("RECV_F", "RECV_B")
 
-COMPUTE_KINDS: Final = ("F", "B", "I", "W")
-SEND_KINDS: Final = ("SEND_F", "SEND_B")
-RECV_KINDS: Final = ("RECV_F", "RECV_B")
-
-_TEXT: Final = re.compile(
+_TEXT = re.compile(
     rf"(\d{{1,9}})({'|'.join((*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS))})(\d{{1,9}})", re.ASCII
 )
 # for each kind of message action, the kind of the other side, and its distance in stages
-_OTHER_SIDE: Final = {
+_OTHER_SIDE = {
     "SEND_F": ("RECV_F", 1),
     "RECV_F": ("SEND_F", -1),
     "SEND_B": ("RECV_B", -1),
@@ -354,7 +334,7 @@ def phased(
     name: str,
     num_microbatches: int,
     phases: Sequence[Sequence[Phase]],
-    stages: Sequence[Sequence[int]],
+    stages: Sequence[Sequence[int]] | None = None,
     num_played: int | None = None,
 ) -> Schedule:
     """Returns a schedule in which the ranks perform the given phases.
@@ -365,11 +345,12 @@ def phased(
         name: the name of the schedule.
         num_microbatches: the number of microbatches.
         phases: the phases of each rank.
-        stages: the stages of each rank, by chunk.
+        stages: the stages of each rank, by chunk, or None for one stage per rank.
         num_played: the number of microbatches for which the phases are written, if it is larger
             than ``num_microbatches``; the extra actions are cut.
     """
     rows = []
+    stages = stages or [[rank] for rank in range(len(phases))]
     for each, own in zip(phases, stages, strict=True):
         orders = tuple(Order.of_stage(stage, num_played or num_microbatches) for stage in own)
         rows.append(PhasedRow(tuple(each), orders, orders, num_microbatches))
@@ -382,8 +363,8 @@ def phased(
     )
 
 
-_LINE: Final = re.compile(r"rank (\d{1,9}):(.*)", re.ASCII)
-_SHARDING: Final = re.compile(r"\d{1,9}(UNSHARD|RESHARD|REDUCE_GRAD)", re.ASCII)
+_LINE = re.compile(r"rank (\d{1,9}):(.*)", re.ASCII)
+_SHARDING = re.compile(r"\d{1,9}(UNSHARD|RESHARD|REDUCE_GRAD)", re.ASCII)
 
 
 def to_text(schedule: Schedule) -> str:
@@ -542,7 +523,7 @@ def _read_cell(cell: str, where: str) -> list[Action]:
         raise ScheduleError(f"{error} ({where})") from None
 
 
-_MOST_FORWARDS: Final = 10**8  # over all microbatches and stages, as a limit on memory
+_MOST_FORWARDS = 10**8  # over all microbatches and stages, as a limit on memory
 
 
 def check_counts(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> None:

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any
 
 from ringsim.compute_costs import check_costs
 from ringsim.errors import (
@@ -31,9 +31,7 @@ from ringsim.topologies import Topology
 from ringsim.traces.cells import name_cells
 from ringsim.traces.value import Trace
 
-__all__ = ["simulate"]
-
-_WORLD_SIZE_MAX: Final = 1_000_000
+_WORLD_SIZE_MAX = 1_000_000
 
 
 def simulate(
@@ -51,6 +49,7 @@ def simulate(
     record: bool = True,
     stacks: str = "threads",
     limit_s: float | None = None,
+    debug: bool = False,
 ) -> Trace:
     """Runs a function on simulated ranks with a virtual clock.
 
@@ -91,6 +90,10 @@ def simulate(
             inside a backward pass or a C++ call, as DDP, FSDP2 and DTensor require; such a wait
             raises RingError. Greenlets need ``pip install 'ringsim[greenlets]'``.
         limit_s: the time limit for the whole run, in seconds of real time, or None for no limit.
+        debug: whether ``breakpoint()`` in a rank brings its debugger to the caller's cell or
+            terminal. Time stands still for all ranks while a rank is stopped. Besides the commands
+            of pdb, ``look`` lists what each rank does, and ``op`` runs until any rank, or
+            ``op 2`` until rank 2, is about to post its next operation.
 
     Returns:
         The trace, which holds the events and each rank's ``results`` and ``output``, and which can
@@ -123,7 +126,7 @@ def simulate(
         ([2.0, 0.0, 1.0], 0.001000004)
     """
     check_worker(worker)
-    settings = _check_settings(
+    settings = check_settings(
         Settings(world_size, link, topology, semantics, compute, seed, (), record, stacks), inject
     )
     if limit_s is not None and not (is_number(limit_s) and limit_s > 0):
@@ -131,14 +134,15 @@ def simulate(
             f"limit_s must be a positive number of seconds or None, got {limit_s!r}. Use None for "
             "no limit."
         )
-    return run_simulation(pack_worker(worker, args, kwargs), settings, limit_s)
+    function = "breakpoints:debug_here" if debug else "simulation:simulate_here"
+    return _run(function, pack_worker(worker, args, kwargs), settings, limit_s)
 
 
-def run_simulation(packed: bytes, settings: Settings, limit_s: float | None = None) -> Trace:
+def _run(function: str, packed: bytes, settings: Settings, limit_s: float | None) -> Trace:
     """Runs a packed worker on simulated ranks. Returns the trace, or raises the run's error."""
     cells = name_cells(pack_caller().lines)
     outcome = run_alone(
-        "ringsim.simulator.simulation:simulate_here",
+        f"ringsim.simulator.{function}",
         packed,
         settings,
         cells,
@@ -154,7 +158,7 @@ def run_simulation(packed: bytes, settings: Settings, limit_s: float | None = No
     return trace
 
 
-def _check_settings(settings: Settings, inject: Iterable[Injection]) -> Settings:
+def check_settings(settings: Settings, inject: Iterable[Injection]) -> Settings:
     """Checks the settings, and returns them with plain integers and the injections."""
     if get_state().clock is not None:
         raise RingError(

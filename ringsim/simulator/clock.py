@@ -22,7 +22,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
-from typing import Final
 
 from ringsim.compute_costs import stretch
 from ringsim.errors import LONGEST_S, ArgumentError, Deadlock, RingError
@@ -31,14 +30,9 @@ from ringsim.simulator.isolation import Isolated, Isolation
 from ringsim.simulator.stacks import Stack, ThreadStack
 from ringsim.traces.recorder import Recorder
 
-__all__ = ["Clock", "Due", "Ended", "Rank"]
-
-_MOST_POLLS: Final = 100_000
-_LEAST_S: Final = 1e-6  # the virtual time that one call of is_completed takes
-
-
-def _do_nothing(_reason: str) -> None:
-    pass
+_MOST_POLLS = 100_000
+_MOST_HALTED_POLLS = 20
+_LEAST_S = 1e-6  # the virtual time that one call of is_completed takes
 
 
 class Ended(BaseException):
@@ -129,6 +123,10 @@ class Clock:
         refuse_thread: the function to call if a thread that does not belong to a rank tries to
             wait.
         in_order: whether a rank's operations on a group are carried out one after another.
+        choose: the function to call if nothing is due; returns a suspended rank that continues, or
+            None to end the run.
+        halt_poll: the function in which a rank waits for its turn if it asks whether an operation
+            is done, or None to let it wait until another rank has done something.
     """
 
     def __init__(
@@ -140,8 +138,10 @@ class Clock:
         self.cores: Cores | None = None
         self.measures = measures
         self.in_order = False
-        self.give_up: Callable[[str], None] = _do_nothing
+        self.give_up: Callable[[str], None] = lambda _: None
         self.refuse_thread: Callable[[], None] = lambda: None
+        self.choose: Callable[[], Rank | None] = lambda: None
+        self.halt_poll: Callable[[], None] | None = None
         self.current = self._outside = Rank(-1, 0, self)
         self.ranks: list[Rank] = []
         self._isolation = isolation
@@ -248,12 +248,16 @@ class Clock:
         """
         me, asking = self.current, self._asking
         self.polls += 1
-        if self.polls > _MOST_POLLS:
+        most = _MOST_POLLS if self.halt_poll is None else _MOST_HALTED_POLLS
+        if self.polls > most:
             raise Deadlock(
                 f"rank {me.number} keeps calling is_completed on an operation that no rank can "
-                f"complete: {_MOST_POLLS:,} calls in a row while no rank did anything else. Look "
+                f"complete: {most:,} calls in a row while no rank did anything else. Look "
                 "for the missing operation, or use wait(), which reports the missing rank."
             )
+        if self.halt_poll is not None:
+            self.halt_poll()
+            return
         working_s = 0.0
         if asking.issuperset(self._ready):
             times = (at_s for at_s, due in self._later.items() if not asking.issuperset(due))
@@ -329,7 +333,7 @@ class Clock:
             while times and not later[times[0]]:  # everything at this time was canceled
                 del later[heappop(times)]
             if not times:
-                return self._outside
+                return self.choose() or self._outside
             if times[0] > self.until_s:
                 self.set(self.until_s)
                 return self._outside

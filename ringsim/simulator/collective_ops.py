@@ -38,7 +38,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,10 +62,8 @@ from ringsim.simulator.work import (
 from ringsim.traces.collectives import COLLECTIVES, make_rounds, same_collective
 from ringsim.traces.events import OP_CODES
 
-__all__ = ["Part", "meet"]
-
 _RING, _TREE = "all_reduce: ring", "all_reduce: tree"
-_UNEVEN: Final = ("all_to_all", "all_to_all_single")  # sizes may differ from rank to rank
+_UNEVEN = ("all_to_all", "all_to_all_single")  # sizes may differ from rank to rank
 _Way = tuple[int, int, float]  # from and to (places in the group), and bytes
 _Round = tuple[list[_Way], int]  # the ways, and the number of latencies
 _Fault = tuple[type[ArgumentError], str, str]  # the kind of error, the problem, and the remedy
@@ -97,11 +95,6 @@ class Part(SimulatedWork):
     def describe(self) -> str:
         """Returns a description of the operation in words."""
         return f'{self.name} of group "{self.group.group_name}"'
-
-    def result(self) -> list[Tensor]:
-        """Waits for the result, and returns the tensors that hold it."""
-        self.wait()
-        return list(self.call.results)
 
     def _results(self) -> list[Tensor]:
         return list(self.call.results)
@@ -347,7 +340,7 @@ def _all_to_all(calls: Sequence[Call]) -> None:
             output.copy_(row[place].view_as(output))
 
 
-_PERFORM: Final[dict[str, Callable[[Sequence[Call]], None]]] = {
+_PERFORM: dict[str, Callable[[Sequence[Call]], None]] = {
     "broadcast": _broadcast,
     "all_reduce": _all_reduce,
     "reduce": _reduce,

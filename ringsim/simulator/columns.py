@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,21 +44,10 @@ from ringsim.schedules.schedule import (
 from ringsim.simulator.links import find_link
 from ringsim.traces.events import Ints
 
-__all__ = [
-    "FORWARD",
-    "Columns",
-    "Links",
-    "Prices",
-    "Sizes",
-    "columns_of",
-    "make_prices",
-    "spread_sizes",
-]
-
-_KINDS: Final = (*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS)
-FORWARD: Final = 0  # the index of F in COMPUTE_KINDS
+_KINDS = (*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS)
+FORWARD = 0  # the index of F in COMPUTE_KINDS
 _F, _B, _I, _W, _SEND_F, _SEND_B, _RECV_F, _RECV_B = range(8)
-_CODES: Final = {kind: code for code, kind in enumerate(_KINDS)}
+_CODES = {kind: code for code, kind in enumerate(_KINDS)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,7 +275,7 @@ class _Reader:
 
 Links = Link | Mapping[tuple[int, int], Link]
 Sizes = int | Sequence[int]
-_MOST_BYTES: Final = 2**53  # floats represent every size up to this one exactly
+_MOST_BYTES = 2**53  # floats represent every size up to this one exactly
 
 
 class Prices(NamedTuple):

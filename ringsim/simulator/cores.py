@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from heapq import heapreplace
 
-__all__ = ["Cores"]
-
 
 class Cores:
     """Cores that are assigned in the order of requests, without interrupting tasks.

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,12 +28,12 @@ from ringsim.schedules.schedule import Action
 from ringsim.simulator.columns import FORWARD, Prices
 from ringsim.simulator.levels import Times
 
-START: Final = "start"
-PROGRAM: Final = "program order"
-DATA: Final = "data"
-LINK_BUSY: Final = "link busy"
-RECEIVER_LATE: Final = "receiver late"
-REASONS: Final = (START, PROGRAM, DATA, LINK_BUSY, RECEIVER_LATE)
+START = "start"
+PROGRAM = "program order"
+DATA = "data"
+LINK_BUSY = "link busy"
+RECEIVER_LATE = "receiver late"
+REASONS = (START, PROGRAM, DATA, LINK_BUSY, RECEIVER_LATE)
 
 
 class PathPart(NamedTuple):

@@ -7,14 +7,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 from ringsim.errors import RingError
 from ringsim.simulator.clock import Clock
 
-__all__ = ["RankEnvironment", "RankSignals"]
-
-_HARMLESS: Final = (  # signals that do not end a process by default
+_HARMLESS = (  # signals that do not end a process by default
     0,
     signal.SIGCHLD,
     signal.SIGCONT,

@@ -33,7 +33,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ringsim.simulator.links import SharedCores
 from ringsim.traces.collectives import COLLECTIVES
@@ -41,9 +41,7 @@ from ringsim.traces.collectives import COLLECTIVES
 if TYPE_CHECKING:
     from ringsim.simulator.clock import Clock
 
-__all__ = ["GlooCollective", "GlooStep", "list_steps"]
-
-_LARGEST_BYTES: Final = 1 << 20  # the largest piece of a ring
+_LARGEST_BYTES = 1 << 20  # the largest piece of a ring
 
 
 class GlooStep(NamedTuple):

@@ -19,8 +19,6 @@ from ringsim.comm.python_group import DEFAULT_TIMEOUT, PythonGroup
 from ringsim.simulator.rank import SimulatedRank
 from ringsim.simulator.work import Team
 
-__all__ = ["SimulatedGroup"]
-
 
 class SimulatedGroup(PythonGroup):
     """A process group of simulated ranks.

@@ -27,8 +27,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["Isolated", "Isolation"]
-
 
 class Isolated:
     """The state of one rank while another rank runs."""

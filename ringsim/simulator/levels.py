@@ -31,8 +31,6 @@ from ringsim.schedules.schedule import PhasedRows, Schedule
 from ringsim.simulator.columns import Columns, Prices
 from ringsim.traces.events import Ints
 
-__all__ = ["Levels", "Times", "Wave", "find_levels", "find_wave"]
-
 
 @dataclass(frozen=True, eq=False)
 class Times:

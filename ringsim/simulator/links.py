@@ -54,7 +54,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ringsim.errors import ArgumentError, say
 from ringsim.faults import Degrade, Injection, degraded_by
@@ -65,26 +65,13 @@ from ringsim.topologies import GlooCosts, Hop, OneMachine, Topology
 if TYPE_CHECKING:
     from ringsim.simulator.clock import Clock
 
-__all__ = [
-    "CLOSE_S",
-    "Arrived",
-    "Links",
-    "PrivateLinks",
-    "SharedCores",
-    "SharedLinks",
-    "degraded",
-    "fair_paces",
-    "find_link",
-    "make_links",
-]
-
 Arrived = Callable[[float], None]  # called at the time of an arrival, with this time
 
-AWAKE_S: Final = 300e-6  # the cores stay awake for this long after a message
+AWAKE_S = 300e-6  # the cores stay awake for this long after a message
 # two posts on a connection within this time count as overlapping, because the first one's bytes are
 # about to arrive
-CLOSE_S: Final = 150e-6
-_NO_DEGREES: Final[Mapping[tuple[int, int], float]] = {}
+CLOSE_S = 150e-6
+_NO_DEGREES: Mapping[tuple[int, int], float] = {}
 
 
 @dataclass(slots=True)
@@ -286,10 +273,10 @@ class SharedLinks:
         slower: Mapping[tuple[int, int], float],
     ) -> None:
         topology.check(world_size)
-        self._clock: Final = clock
-        self._topology: Final = topology
-        self._world_size: Final = world_size
-        self._slower: Final = slower
+        self._clock = clock
+        self._topology = topology
+        self._world_size = world_size
+        self._slower = slower
         # by source and destination; the routes of collectives also by group
         self._routes: dict[tuple[int, ...], _Route] = {}
         self._paces: dict[Edge, float] = {}  # the paces of the links that some route has used

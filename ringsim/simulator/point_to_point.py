@@ -48,8 +48,6 @@ from ringsim.simulator.work import (
 )
 from ringsim.traces.events import ANY_SOURCE, ERROR
 
-__all__ = ["Channel", "RendezvousMatcher", "SimulatedMessage", "make_matcher"]
-
 
 class SimulatedMessage(SimulatedWork):
     """One side of a message: a send or a recv.
@@ -98,11 +96,6 @@ class SimulatedMessage(SimulatedWork):
         return self.group.places[self.peer]
 
     _source_rank = source_rank
-
-    def result(self) -> list[torch.Tensor]:
-        """Waits for the message, and returns its tensor."""
-        self.wait()
-        return [self.tensor]
 
     def _results(self) -> list[torch.Tensor]:
         return [self.tensor]

@@ -38,8 +38,6 @@ from ringsim.simulator.work import PayloadKind, Team
 from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES, Payload
 from ringsim.traces.recorder import Post, Recorder
 
-__all__ = ["Shared", "SimulatedRank"]
-
 
 @dataclass
 class Shared:
@@ -53,6 +51,7 @@ class Shared:
     costs: PostingCosts | None  # the cost of posting a message
     kinds: dict[Any, PayloadKind] = field(default_factory=dict)
     on_new_kind: Callable[[], None] = lambda: None
+    on_operation: Callable[[Attempt], None] | None = None
     checks: Prechecks = field(init=False)
     post_send: Post = field(init=False)
     post_recv: Post = field(init=False)
@@ -133,7 +132,9 @@ class SimulatedRank(Rank):
         self.batch: list[SimulatedMessage] | None = None
         self.batch_left = 0
         self._fails_at = fails_at
-        self._hooked = shared.clock.measures or fails_at is not None
+        self._hooked = (
+            shared.clock.measures or fails_at is not None or shared.on_operation is not None
+        )
         gloo = shared.links.gloo if isinstance(shared.links, SharedCores) else None
         self._first_use_s = gloo.first_use_s if gloo is not None else 0.0
         self._operations = self._refusals = 0
@@ -165,7 +166,8 @@ class SimulatedRank(Rank):
         if not channel.connection.is_open:  # as on Gloo, the operation is posted, and then fails
             self._refuse_closed(channel, other, post(team.number, other, tag, kind.number))
         if self._hooked:
-            self._before_operation()
+            attempt = Attempt("isend" if sends else "irecv", team.number, other, tag, kind.number)
+            self._before_operation(attempt)
         slots: tuple[Any, ...] = ()
         if self._records:
             slots = (post(team.number, other, tag, kind.number),)
@@ -270,12 +272,13 @@ class SimulatedRank(Rank):
 
     def take_part(self, call: Call, kind: PayloadKind, post: Post) -> Part:
         """Posts this rank's part in a collective."""
-        if self._hooked:
-            self._before_operation()
         team: Any = call.group
+        peer = NONE if call.root == NONE else team.ranks[call.root]
+        if self._hooked:
+            attempt = Attempt(call.recorded_name, team.number, peer, None, kind.number)
+            self._before_operation(attempt)
         slots: tuple[Any, ...] = ()
         if self._records:
-            peer = NONE if call.root == NONE else team.ranks[call.root]
             slots = (post(team.number, peer, NONE, kind.number),)
         part = Part(self, slots, kind, call)
         if self._first_use_s:
@@ -299,7 +302,7 @@ class SimulatedRank(Rank):
         seconds, self._first_use_s = self._first_use_s, 0.0
         self.clock.work(seconds)
 
-    def _before_operation(self) -> None:
+    def _before_operation(self, attempt: Attempt) -> None:
         """Counts an operation, and charges for the computing before it.
 
         Raises:
@@ -313,6 +316,8 @@ class SimulatedRank(Rank):
         if self._fails_at is not None and self._operations >= self._fails_at:
             raise make_failure(self.number, self._fails_at, self.world_size)
         self._operations += 1
+        if self.shared.on_operation is not None:
+            self.shared.on_operation(attempt)
 
     def refuse(self, make_error: Callable[[], BaseException], times: int) -> None:
         """Makes the next ``times`` operations of a rank that can never continue raise an error."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 
@@ -18,14 +18,13 @@ from ringsim.errors import (
     check_integer,
     is_list,
     is_number,
-    is_one_of,
     say,
 )
 from ringsim.link import Link
 from ringsim.provenance import __version__
 from ringsim.schedules import closed_forms, make_schedule
 from ringsim.schedules.costs import Costs, Time
-from ringsim.schedules.engine import SEMANTICS, Semantics, evaluate
+from ringsim.schedules.engine import Semantics, check_semantics, evaluate
 from ringsim.schedules.lowering import check_ahead, lower
 from ringsim.schedules.schedule import Action, Schedule
 from ringsim.simulator.columns import (
@@ -56,10 +55,7 @@ from ringsim.traces.value import Trace
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["ScheduleRun", "Setting", "simulate_schedule"]
-
-
-_MOST_TIMES: Final = 2_000_000  # kept for all variants together; more would not fit into a cache
+_MOST_TIMES = 2_000_000  # kept for all variants together; more would not fit into a cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -519,10 +515,7 @@ def simulate_schedule(
         F. Baccelli et al., Synchronization and Linearity, 1992: the longest path as a recurrence of
         maxima and sums.
     """
-    if not is_one_of(semantics, SEMANTICS):
-        raise ArgumentError(
-            f"semantics must be one of {', '.join(SEMANTICS)}, got {say(semantics)}."
-        )
+    check_semantics(semantics)
     check_ahead(ahead)
     source = Source(
         _find_schedule(schedule, num_ranks, num_microbatches, num_chunks), ahead, semantics

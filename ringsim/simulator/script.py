@@ -13,8 +13,6 @@ from ringsim.ring.printing import restore_output
 from ringsim.simulator.api import simulate
 from ringsim.traces.value import Trace
 
-__all__ = ["simulate_script"]
-
 
 def simulate_script(
     script: str, arguments: Sequence[str] = (), *, module: bool = False, **options: Any

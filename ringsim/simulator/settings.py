@@ -11,8 +11,6 @@ from ringsim.link import Link
 from ringsim.provenance import __version__
 from ringsim.topologies import Topology
 
-__all__ = ["Settings"]
-
 
 @dataclass(frozen=True)
 class Settings:

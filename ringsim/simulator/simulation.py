@@ -17,11 +17,14 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import torch
 
+from ringsim.comm.checks import Attempt
+from ringsim.comm.numbering import COLLECTIVE_NAMES, RECV_NAMES, SEND_NAMES
 from ringsim.comm.program_spans import find_pipelining, make_replacements, make_stage_replacements
+from ringsim.comm.torch_hooks import put
 from ringsim.compute_costs import PostingCosts
 from ringsim.diagnose.explain import explain
 from ringsim.diagnose.failure import (
@@ -49,7 +52,7 @@ from ringsim.provenance import note_doubts
 from ringsim.ring import Ring
 from ringsim.ring.packing import dumps
 from ringsim.ring.printing import Quiet, make_print
-from ringsim.simulator.clock import Clock, Ended
+from ringsim.simulator.clock import Clock, Ended, Rank
 from ringsim.simulator.environment import RankEnvironment, RankSignals
 from ringsim.simulator.isolation import Isolation
 from ringsim.simulator.links import SharedCores, make_links
@@ -61,19 +64,19 @@ from ringsim.simulator.watchdog import watch
 from ringsim.simulator.world import Worlds
 from ringsim.state import RankState, enter_rank, get_state, simulated_states
 from ringsim.traces.cells import rename_file, rename_places
-from ringsim.traces.findings import Diagnosis, Edge, Finding, lines_text
+from ringsim.traces.events import NONE, OP_CODES, OP_NAMES
+from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, lines_text
 from ringsim.traces.frames import current_frames
 from ringsim.traces.recorder import Recorder
 from ringsim.traces.sources import attach_sources
 from ringsim.traces.value import Trace
 
-__all__ = ["Outcome", "simulate_here"]
-
-_PORT: Final = 29_500  # a ring has a port, although no process listens on this one
-_SHOWN: Final = 4  # an error shows the lines of at most this many ranks
-_MOST_REFUSALS: Final = 1000  # a rank that catches every error is ended after this many
-_COLLECT_AFTER: Final = 10_000  # new objects, most of which ranks keep on their stacks
-_TICK_S: Final = 1e-9  # the unit of the times in traces
+_PORT = 29_500  # a ring has a port, although no process listens on this one
+_SHOWN = 4  # an error shows the lines of at most this many ranks
+_MOST_REFUSALS = 1000  # a rank that catches every error is ended after this many
+_COLLECT_AFTER = 10_000  # new objects, most of which ranks keep on their stacks
+_NAMES = {"isend": SEND_NAMES, "irecv": RECV_NAMES}
+_TICK_S = 1e-9  # the unit of the times in traces
 
 
 @dataclass(frozen=True)
@@ -84,33 +87,32 @@ class Outcome:
         trace: the trace of the simulation; each of the ``results`` is pickled separately.
         error: the error that ended the simulation, or None.
         diagnosis: the reason for the error, or None if unknown.
+        more: further facts, depending on the kind of simulation.
     """
 
     trace: Trace | None
     error: BaseException | None = None
     diagnosis: Diagnosis | None = None
+    more: Any = None
 
 
-def simulate_here(
-    process: Process, packed: bytes, settings: Settings, cells: Mapping[str, str]
-) -> Outcome:
+def run_in(kind: Callable[..., Simulation], process: Process, *run: Any) -> Outcome:
     """Runs a worker on simulated ranks in this process, which must run nothing else afterwards.
 
     Args:
+        kind: the kind of simulation.
         process: this process.
-        packed: the worker and its arguments, pickled.
-        settings: the settings of the simulation.
-        cells: the names of notebook cells, by file.
+        run: the arguments of the simulation.
     """
     _pin_to_one_core()
     gc.freeze()  # the garbage collector need not scan the existing objects again and again
     gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
     try:
-        simulation = _Simulation(packed, settings, cells)
+        simulation = kind(*run)
     except RingError as error:  # an invalid setting
         return Outcome(None, error)
     process.hand_over = simulation.interrupt
-    simulation.give_up = process.finish
+    simulation.give_up, simulation.process = process.finish, process
     return simulation.finish()
 
 
@@ -139,7 +141,7 @@ class _Outputs:
 
     def __init__(self, clock: Clock, world_size: int) -> None:
         self._clock = clock
-        self._shown = sys.stdout
+        self.shown: TextIO = sys.stdout
         self._kept: list[list[str]] = [[] for _ in range(world_size)]
         self._lines: dict[int, str] = {}  # the unfinished line of each rank
 
@@ -147,11 +149,11 @@ class _Outputs:
         """Keeps the running rank's output, and shows its complete lines."""
         rank = self._clock.current.number
         if rank < 0:
-            return self._shown.write(text)
+            return self.shown.write(text)
         self._kept[rank].append(text)
         *lines, self._lines[rank] = (self._lines.get(rank, "") + text).split("\n")
         for line in lines:
-            self._shown.write(f"[rank {rank}] {line}\n")
+            self.shown.write(f"[rank {rank}] {line}\n")
         return len(text)
 
     def hide(self, text: str) -> None:
@@ -160,7 +162,7 @@ class _Outputs:
 
     def flush(self) -> None:
         """Shows pending output immediately."""
-        self._shown.flush()
+        self.shown.flush()
 
     def isatty(self) -> bool:
         """Returns False, because a rank's output goes through this object first."""
@@ -170,7 +172,7 @@ class _Outputs:
         """Shows the last, unfinished lines."""
         for rank, line in sorted(self._lines.items()):
             if line:
-                self._shown.write(f"[rank {rank}] {line}\n")
+                self.shown.write(f"[rank {rank}] {line}\n")
         self._lines.clear()
 
     def list(self) -> list[str]:
@@ -178,7 +180,7 @@ class _Outputs:
         return ["".join(kept) for kept in self._kept]
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._shown, name)
+        return getattr(self.shown, name)
 
 
 class _MeasuringRecorder(Recorder):
@@ -206,8 +208,18 @@ def _make_recorder(clock: Clock, world_size: int) -> Recorder:
     return recorder
 
 
-class _Simulation:
-    """One run of a worker that is packed with its arguments."""
+class Simulation:
+    """One run of a worker on simulated ranks.
+
+    Args:
+        packed: the worker and its arguments, pickled.
+        settings: the settings of the simulation.
+        cells: the names of notebook cells, by file.
+    """
+
+    process: Process
+    # called on the rank that is about to post an operation
+    _on_operation: Callable[[Attempt], None] | None = None
 
     def __init__(self, packed: bytes, settings: Settings, cells: Mapping[str, str]) -> None:
         self._packed, self._settings, self._cells = packed, settings, cells
@@ -231,6 +243,7 @@ class _Simulation:
         matcher = make_matcher(settings.semantics, clock, links)
         clock.in_order = not matcher.by_tag
         self._shared = Shared(clock, recorder, settings.record, links, matcher, self._costs)
+        self._shared.on_operation = self._on_operation
         self._worlds = Worlds(self._shared, size, self._isolation)
         self._ranks = [self._make_rank(number) for number in range(size)]
         self._outputs = _Outputs(clock, size)
@@ -239,7 +252,7 @@ class _Simulation:
         self._reports: list[Report] = []
         self._stuck: frozenset[int] = frozenset()  # the ranks that had to be ended
         self._given_up_ns: int | None = None  # the time at which they were ended
-        self.give_up: Callable[[Outcome], None] = _do_nothing
+        self.give_up: Callable[[Outcome], None] = lambda _: None
         clock.give_up = self._report_wait
 
     def finish(self) -> Outcome:
@@ -276,7 +289,7 @@ class _Simulation:
         RankEnvironment(os.environ, self._clock).install()
         RankSignals(self._clock, self._die).install()
         if self._settings.record:
-            _put(make_replacements(self._recorder, lambda: None))
+            put(make_replacements(self._recorder, lambda: None))
             self._shared.on_new_kind = self._look_for_pipelining
 
         def hides() -> bool:
@@ -291,8 +304,8 @@ class _Simulation:
         """Makes torch's pipeline stages record spans if the program has imported them."""
         schedules = find_pipelining()
         if schedules is not None:
-            self._shared.on_new_kind = _nothing
-            _put(make_stage_replacements(schedules))
+            self._shared.on_new_kind = lambda: None
+            put(make_stage_replacements(schedules))
 
     def _make_rank(self, number: int) -> SimulatedRank:
         settings = self._settings
@@ -426,7 +439,18 @@ class _Simulation:
         error.diagnosis = replace(diagnosis, trace=error.trace)
         return error
 
-    def _find_place(self, rank: SimulatedRank) -> str:
+    def _describe(self, attempt: Attempt) -> str:
+        """Describes the operation that the running rank is about to post."""
+        recorder = self._recorder
+        names = _NAMES.get(attempt.op, COLLECTIVE_NAMES)
+        place, (code, _) = recorder.sites.locate(OP_CODES[attempt.op], names)
+        file = rename_file(recorder.files.get(place & 0xFFFFFFFF, ""), self._cells)
+        tag = NONE if attempt.tag is None else attempt.tag
+        group = recorder.groups[attempt.group].name
+        name, line = OP_NAMES[code], place >> 32
+        return str(Operation(NONE, name, attempt.peer, tag, group, file=file, line=line))
+
+    def _find_place(self, rank: Rank) -> str:
         """Returns the file and line in the program at which a rank is waiting."""
         frame = self._recorder.sites.find(rank.stack.find_frame(current_frames()))
         return "" if frame is None else place_text((frame.f_code.co_filename, frame.f_lineno))
@@ -587,14 +611,4 @@ def _pack_result(result: Any, rank: SimulatedRank) -> bytes:
         raise TypeError(describe_unpicklable(result, error, rank.here())) from None
 
 
-def _do_nothing(_: Any) -> None:
-    pass
-
-
-def _nothing() -> None:
-    pass
-
-
-def _put(replacements: Mapping[Any, Any]) -> None:
-    for (owner, name), function in replacements.items():
-        setattr(owner, name, function)
+simulate_here = functools.partial(run_in, Simulation)

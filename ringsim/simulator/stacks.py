@@ -14,14 +14,12 @@ import asyncio
 import sys
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from ringsim.comm.torch_private import has_modes, has_saved_tensor_hooks, in_backward
 from ringsim.errors import RingError
-
-__all__ = ["STACKS", "GreenletStack", "Stack", "ThreadStack"]
 
 
 class ThreadStack:
@@ -121,7 +119,7 @@ class GreenletStack(ThreadStack):
 
 # torch files whose functions call C++ code that waits: torch's operators, and the functions that
 # DDP's constructor and forward pass call
-_CALL_CPP: Final = (
+_CALL_CPP = (
     "torch/_ops.py",
     "torch/distributed/utils.py",
     "torch/nn/parallel/distributed.py",
@@ -136,7 +134,7 @@ def _is_called_from_cpp() -> bool:
     return frame is not None and frame.f_code.co_filename.endswith(_CALL_CPP)
 
 
-_OBSTACLES: Final[dict[str, Callable[[], bool]]] = {
+_OBSTACLES: dict[str, Callable[[], bool]] = {
     "a backward pass": in_backward,
     "torch's C++ code": _is_called_from_cpp,
     "torch.autocast": lambda: torch.is_autocast_enabled("cpu"),
@@ -145,4 +143,4 @@ _OBSTACLES: Final[dict[str, Callable[[], bool]]] = {
     "an asyncio event loop": lambda: asyncio._get_running_loop() is not None,
 }
 Stack = ThreadStack
-STACKS: Final[dict[str, type[ThreadStack]]] = {"threads": ThreadStack, "greenlets": GreenletStack}
+STACKS: dict[str, type[ThreadStack]] = {"threads": ThreadStack, "greenlets": GreenletStack}

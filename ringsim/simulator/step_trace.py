@@ -7,7 +7,7 @@ part of the time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -18,11 +18,9 @@ from ringsim.traces.events import NONE, OP_CODES, Group, Ints, Payload, Tables, 
 from ringsim.traces.steps import KINDS, STEP
 from ringsim.traces.value import Trace
 
-__all__ = ["check_between", "make_trace"]
-
-_WORLD: Final = "world"
-_NS: Final = 1e9
-MOST_EVENTS: Final = 20_000_000  # the most events in a trace; they take two gigabytes
+_WORLD = "world"
+_NS = 1e9
+MOST_EVENTS = 20_000_000  # the most events in a trace; they take two gigabytes
 
 
 def make_trace(

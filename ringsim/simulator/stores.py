@@ -11,17 +11,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from ringsim.simulator.clock import Clock
 
-__all__ = ["let_stores_give_way"]
-
-_WAITING: Final = ("get", "multi_get", "wait")
-_AT_ONCE: Final = timedelta(milliseconds=1)  # 0 means no limit
-_WRITING: Final = ("add", "append", "compare_set", "multi_set", "set")
+_WAITING = ("get", "multi_get", "wait")
+_AT_ONCE = timedelta(milliseconds=1)  # 0 means no limit
+_WRITING = ("add", "append", "compare_set", "multi_set", "set")
 
 
 def let_stores_give_way(clock: Clock) -> None:

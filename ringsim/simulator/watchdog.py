@@ -16,7 +16,6 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Final
 
 import torch
 
@@ -25,12 +24,10 @@ from ringsim.simulator.clock import Clock, Rank
 from ringsim.state import OUR_THREADS
 from ringsim.traces.frames import current_frames
 
-__all__ = ["watch"]
-
-_LOOK_S: Final = 0.5
-_ASLEEP_S: Final = 4.0
-_OF_TORCH: Final = os.path.dirname(torch.__file__) + os.sep
-_OF_PYTHON: Final = os.path.dirname(os.__file__) + os.sep
+_LOOK_S = 0.5
+_ASLEEP_S = 4.0
+_OF_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OF_PYTHON = os.path.dirname(os.__file__) + os.sep
 
 
 def watch(clock: Clock) -> Callable[[], None]:

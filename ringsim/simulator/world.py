@@ -15,13 +15,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore
 
 from ringsim.comm.group_order import GROUPS, own_limit
+from ringsim.comm.torch_hooks import put
 from ringsim.comm.torch_private import (
     CHECK_BATCH,
     REGISTER,
@@ -44,11 +45,9 @@ from ringsim.simulator.stores import let_stores_give_way
 from ringsim.simulator.work import PayloadKind, SimulatedWork, Team
 from ringsim.traces.events import DESTROYED, MADE_ANEW, NONE, OP_CODES, Payload
 
-__all__ = ["Worlds"]
-
-_NEW_GROUP: Final = OP_CODES["new_group"]
-_DEFAULT: Final = "0"  # torch's name for the first group
-_BACKEND: Final = "gloo"
+_NEW_GROUP = OP_CODES["new_group"]
+_DEFAULT = "0"  # torch's name for the first group
+_BACKEND = "gloo"
 
 
 class RankWorld:
@@ -352,8 +351,7 @@ class Worlds:
         let_stores_give_way(self._clock)
         init = self._make_init(dist.init_process_group)
         dist.init_process_group = distributed_c10d.init_process_group = init
-        for (owner, name), function in self._shared.checks.replacements.items():
-            setattr(owner, name, function)
+        put(self._shared.checks.replacements)
 
     def _register(self, name: str, group: Any) -> None:
         """Registers a group by its name, so that C++ finds it in one table for all ranks."""

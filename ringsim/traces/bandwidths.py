@@ -50,7 +50,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -78,15 +78,13 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-__all__ = ["CEILINGS", "COLUMNS", "Bandwidths", "Regime", "find_regimes", "load", "make_bandwidths"]
-
-FORMAT: Final = 1
-MAX_FILE_BYTES: Final = 64 * 2**20
-ONE_GPU: Final = "sockets, one GPU"  # the path between two ranks that share a GPU
+FORMAT = 1
+MAX_FILE_BYTES = 64 * 2**20
+ONE_GPU = "sockets, one GPU"  # the path between two ranks that share a GPU
 # not backends, but the rates of a raw socket and of a copy in memory
-CEILINGS: Final = ("tcp", "memcpy")
-KINDS: Final = ("measured", "published", "simulated")
-COLUMNS: Final[dict[str, str]] = {
+CEILINGS = ("tcp", "memcpy")
+KINDS = ("measured", "published", "simulated")
+COLUMNS: dict[str, str] = {
     "pattern": "U",
     "src": "<i4",  # -1: no single edge
     "dst": "<i4",
@@ -104,10 +102,10 @@ COLUMNS: Final[dict[str, str]] = {
 }
 # the limits for times (us) and rates (GB/s) other than 0 in a file, so that squares neither vanish
 # nor overflow
-SMALLEST: Final = 1e-12
-LARGEST: Final = 1e18
-MOST_BYTES: Final = 2**53  # the largest message; every size up to this is exact as a float
-_LARGEST_LOAD: Final = 1e9
+SMALLEST = 1e-12
+LARGEST = 1e18
+MOST_BYTES = 2**53  # the largest message; every size up to this is exact as a float
+_LARGEST_LOAD = 1e9
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -394,7 +392,7 @@ def load(path: str | PathLike[str]) -> Bandwidths:
         return Bandwidths(_read_columns(value["columns"]), metadata)
 
 
-_FORMS: Final[Forms] = {
+_FORMS: Forms = {
     "paths": OBJECT,
     "load": (
         lambda value: (
@@ -458,10 +456,10 @@ def _fit_text(link: Link) -> str:
     return f"{latency}, {slope}, {link.bandwidth_gb_per_s:.3g} GB/s, {half}"
 
 
-LEAST_SIZES: Final = 3
-LEAST_MISS: Final = 0.25  # as a share of the measured time
+LEAST_SIZES = 3
+LEAST_MISS = 0.25  # as a share of the measured time
 # as a multiple of the root mean square of the relative errors at a side's own points
-LEAST_SCATTERS: Final = 3.0
+LEAST_SCATTERS = 3.0
 
 Floats = npt.NDArray[np.float64]
 

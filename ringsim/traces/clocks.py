@@ -24,33 +24,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ringsim.traces.documents import are_all
 from ringsim.traces.events import NONE, Events, Ints
 
-__all__ = [
-    "RunClock",
-    "align",
-    "align_run",
-    "are_clocks",
-    "count_from",
-    "find_clocks",
-    "find_start",
-    "list_clocks",
-    "reference_ns",
-    "shift_ns",
-    "unalign",
-    "uncertainty_ns",
-]
-
-DRIFT_PPM: Final = 100.0  # two quartz crystals of 50 ppm each
-WANDER_PPM: Final = 1.0  # a crystal whose temperature changes by a few degrees
+DRIFT_PPM = 100.0  # two quartz crystals of 50 ppm each
+WANDER_PPM = 1.0  # a crystal whose temperature changes by a few degrees
 # comparisons closer than this are combined, because a difference in speed would not show
-CLOSE_NS: Final = 10**9
-TIMES: Final = ("post_ns", "wait_ns", "done_ns")
+CLOSE_NS = 10**9
+TIMES = ("post_ns", "wait_ns", "done_ns")
 REFERENCE, STORE, UNKNOWN = "reference", "store", "not compared"
 
 Sample = Sequence[int]  # time_ns, offset_ns, uncertainty_ns

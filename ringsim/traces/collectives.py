@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from ringsim.errors import TraceFileError
 
@@ -62,7 +62,7 @@ class Collective(NamedTuple):
     uneven: bool = False
 
 
-_ROWS: Final = (
+_ROWS = (
     Collective("broadcast", "broadcast", 0, ("broadcast_object_list",), root="src"),
     Collective("reduce", "reduce", 0, root="dst", reduces=True),
     Collective("all_reduce", "all_reduce", 2, ("inference_all_reduce",), reduces=True),
@@ -90,8 +90,8 @@ _ROWS: Final = (
     Collective("monitored_barrier", "barrier", None),
 )
 # keyed by each of their names
-COLLECTIVES: Final = {name: row for row in _ROWS for name in (row.name, *row.others)}
-MESSAGES: Final = frozenset(
+COLLECTIVES = {name: row for row in _ROWS for name in (row.name, *row.others)}
+MESSAGES = frozenset(
     (
         "send",
         "recv",

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from html import escape
 from typing import Any, Literal, NamedTuple, TypedDict
 
-__all__ = ["Bundle", "Images", "Style", "bundle", "image_html", "shows_images"]
-
 Bundle = tuple[dict[str, Any], dict[str, Any]]  # data and metadata, as Jupyter expects them
 
 

@@ -11,7 +11,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 from ringsim.errors import RingError, TraceFileError
 
@@ -71,11 +71,11 @@ def are_all(value: Any, kind: type | tuple[type, ...]) -> bool:
 
 # for each entry: a test, and the form that the test expects
 Forms = Mapping[str, tuple[Callable[[Any], bool], str]]
-_SENTENCES: Final = (lambda value: are_all(value, str), "a list of sentences")
-OBJECT: Final = (lambda value: isinstance(value, dict), "an object")
-_FORMS: Final[Forms] = dict.fromkeys(
-    ("notes", "not_recorded", "not_checked"), _SENTENCES
-) | dict.fromkeys(("machine", "versions"), OBJECT)
+_SENTENCES = (lambda value: are_all(value, str), "a list of sentences")
+OBJECT = (lambda value: isinstance(value, dict), "an object")
+_FORMS: Forms = dict.fromkeys(("notes", "not_recorded", "not_checked"), _SENTENCES) | dict.fromkeys(
+    ("machine", "versions"), OBJECT
+)
 
 
 def check_metadata(metadata: Any, forms: Forms) -> None:
@@ -155,7 +155,7 @@ def read_file(path: str | os.PathLike[str], what: str, most: int) -> bytes:
 
 
 # the errors that damaged or hostile data can cause inside json, zipfile and pyarrow
-DAMAGE: Final = (
+DAMAGE = (
     *(ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError),
     *(MemoryError, EOFError, OSError, struct.error, zipfile.BadZipFile, zlib.error),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -21,10 +21,8 @@ from ringsim.traces.events import (
 from ringsim.traces.files import check_run
 from ringsim.traces.value import Trace
 
-__all__ = ["EventRows", "whole_rows"]
-
-_NAMED: Final = ("group", "payload", "label", "file")  # in the order of Tables
-_DEFAULTS: Final = dict.fromkeys(COLUMN_DTYPES, NONE) | {"thread": 0, "status": OK}
+_NAMED = ("group", "payload", "label", "file")  # in the order of Tables
+_DEFAULTS = dict.fromkeys(COLUMN_DTYPES, NONE) | {"thread": 0, "status": OK}
 
 
 class EventRows:

@@ -27,63 +27,63 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ringsim.errors import escape
 
-IN_FLIGHT: Final = 1
-OK: Final = 2
-ERROR: Final = 3
-STATUS_NAMES: Final = ("", "in_flight", "ok", "error")  # status 0: the slot is empty
+IN_FLIGHT = 1
+OK = 2
+ERROR = 3
+STATUS_NAMES = ("", "in_flight", "ok", "error")  # status 0: the slot is empty
 
 SEND, RECV, COLLECTIVE, SPAN, MARK = range(5)
-KIND_NAMES: Final = ("send", "recv", "collective", "span", "mark")
+KIND_NAMES = ("send", "recv", "collective", "span", "mark")
 
-NONE: Final = -1  # "does not apply" in every column, and "not yet" in the time columns
-ANY_SOURCE: Final = -2  # the peer of a recv from any source, until the message has arrived
+NONE = -1  # "does not apply" in every column, and "not yet" in the time columns
+ANY_SOURCE = -2  # the peer of a recv from any source, until the message has arrived
 
 # Operations as torch.distributed spells them. The order is part of the file format: append new
 # operations, and never reorder them.
-OPS: Final[tuple[tuple[str, int], ...]] = (
-    ("span", SPAN),
-    ("mark", MARK),
-    ("send", SEND),
-    ("isend", SEND),
-    ("recv", RECV),
-    ("irecv", RECV),
-    ("batch_isend", SEND),  # an isend or irecv posted by batch_isend_irecv
-    ("batch_irecv", RECV),
-    ("send_object_list", SEND),
-    ("recv_object_list", RECV),
-    ("broadcast", COLLECTIVE),
-    ("all_reduce", COLLECTIVE),
-    ("all_reduce_coalesced", COLLECTIVE),
-    ("reduce", COLLECTIVE),
-    ("all_gather", COLLECTIVE),
-    ("all_gather_into_tensor", COLLECTIVE),
-    ("all_gather_coalesced", COLLECTIVE),
-    ("gather", COLLECTIVE),
-    ("scatter", COLLECTIVE),
-    ("reduce_scatter", COLLECTIVE),
-    ("reduce_scatter_tensor", COLLECTIVE),
-    ("all_to_all", COLLECTIVE),
-    ("all_to_all_single", COLLECTIVE),
-    ("barrier", COLLECTIVE),
-    ("monitored_barrier", COLLECTIVE),
-    ("all_gather_single", COLLECTIVE),
-    ("reduce_scatter_single", COLLECTIVE),
-    ("new_group", COLLECTIVE),  # its shape lists the members of the new group
-)
-OP_NAMES: Final = tuple(name for name, _ in OPS)
-OP_KINDS: Final = np.array([kind for _, kind in OPS], dtype=np.int8)
-OP_CODES: Final = {name: code for code, name in enumerate(OP_NAMES)}
+OPS = {
+    "span": SPAN,
+    "mark": MARK,
+    "send": SEND,
+    "isend": SEND,
+    "recv": RECV,
+    "irecv": RECV,
+    "batch_isend": SEND,  # an isend or irecv posted by batch_isend_irecv
+    "batch_irecv": RECV,
+    "send_object_list": SEND,
+    "recv_object_list": RECV,
+    "broadcast": COLLECTIVE,
+    "all_reduce": COLLECTIVE,
+    "all_reduce_coalesced": COLLECTIVE,
+    "reduce": COLLECTIVE,
+    "all_gather": COLLECTIVE,
+    "all_gather_into_tensor": COLLECTIVE,
+    "all_gather_coalesced": COLLECTIVE,
+    "gather": COLLECTIVE,
+    "scatter": COLLECTIVE,
+    "reduce_scatter": COLLECTIVE,
+    "reduce_scatter_tensor": COLLECTIVE,
+    "all_to_all": COLLECTIVE,
+    "all_to_all_single": COLLECTIVE,
+    "barrier": COLLECTIVE,
+    "monitored_barrier": COLLECTIVE,
+    "all_gather_single": COLLECTIVE,
+    "reduce_scatter_single": COLLECTIVE,
+    "new_group": COLLECTIVE,  # its shape lists the members of the new group
+}
+OP_NAMES = tuple(OPS)
+OP_KINDS = np.array([*OPS.values()], dtype=np.int8)
+OP_CODES = {name: code for code, name in enumerate(OP_NAMES)}
 
 # One event in a rank's memory-mapped file: 72 bytes, little-endian. `status` is written last,
 # because it makes the slot valid.
-RECORD: Final = np.dtype(
+RECORD = np.dtype(
     [
         ("post_ns", "<i8"),  # CLOCK_MONOTONIC
         ("wait_ns", "<i8"),
@@ -105,7 +105,7 @@ RECORD: Final = np.dtype(
 
 # Separates a line that calls a wrapper from the wrapper's file in a file name, such as
 # "/home/me/train.py:40 > /home/me/messages.py".
-CALLS: Final = " > "
+CALLS = " > "
 
 
 class Group(NamedTuple):
@@ -224,7 +224,7 @@ class Events:
         )
 
 
-COLUMN_DTYPES: Final[dict[str, str]] = {
+COLUMN_DTYPES: dict[str, str] = {
     field.name: "<i4" for field in fields(Events) if field.name != "tables"
 }
 COLUMN_DTYPES.update(
@@ -425,23 +425,23 @@ def _naturals(value: Any, what: str) -> tuple[int, ...]:
 
 
 # the reader for each table, in the order of Tables
-_READERS: Final[tuple[Callable[[Any], Any], ...]] = (read_group, read_payload, read_word, read_word)
+_READERS: tuple[Callable[[Any], Any], ...] = (read_group, read_payload, read_word, read_word)
 
 
 # -- marks written by the recorder itself
 
 # the labels of the marks that a rank writes when it destroys the world, and with it all groups, and
 # when it creates the world again
-DESTROYED: Final = "process groups destroyed"
-MADE_ANEW: Final = "process groups created again"
+DESTROYED = "process groups destroyed"
+MADE_ANEW = "process groups created again"
 # the last label occurs in files from ringsim 0.2
-WORLD_LABELS: Final = (DESTROYED, MADE_ANEW, "process groups made anew")
+WORLD_LABELS = (DESTROYED, MADE_ANEW, "process groups made anew")
 
-_NOTICE: Final = re.compile(r"! ([a-z_]+): (.*)", re.DOTALL)
+_NOTICE = re.compile(r"! ([a-z_]+): (.*)", re.DOTALL)
 
 
 # a notice of this kind is a finding only if a rank waits for the thread
-THREAD_FAILED: Final = "thread_failed"
+THREAD_FAILED = "thread_failed"
 
 
 def word_notice(kind: str, message: str) -> str:

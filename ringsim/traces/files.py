@@ -29,7 +29,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, overload
 
 import numpy as np
 
@@ -77,28 +77,26 @@ if TYPE_CHECKING:
 
     from ringsim.traces.filtering import Numbers, Stretch
 
-__all__ = ["check_run", "load", "read_by_rank", "save", "save_pieces"]
-
-FORMAT: Final = 1
-GROUP_ROWS: Final = 2**18  # rows per group: few enough to read one rank without many others
-NEEDS: Final = "0.1.0"  # the oldest ringsim that reads this format
+FORMAT = 1
+GROUP_ROWS = 2**18  # rows per group: few enough to read one rank without many others
+NEEDS = "0.1.0"  # the oldest ringsim that reads this format
 META, EVENTS = "meta.json", "events.parquet"
 
-MAX_FILE_BYTES: Final = 2**31 - 1  # the limit for a zip archive without extensions
-MAX_META_BYTES: Final = 64 * 2**20
-MAX_EVENTS: Final = 100_000_000
+MAX_FILE_BYTES = 2**31 - 1  # the limit for a zip archive without extensions
+MAX_META_BYTES = 64 * 2**20
+MAX_EVENTS = 100_000_000
 # Parquet can repeat one number a million times in a few bytes, but a million events take 84 MB of
 # memory. Files from real runs hold a fifth of an event per byte. A large file with twenty times as
 # many was made to fill the reader's memory.
-FREE_EVENTS: Final = 10_000_000
-MAX_EVENTS_PER_BYTE: Final = 4
-MAX_RANKS: Final = 10**6
-_MAX_DIRECTORY_BYTES: Final = 4096  # the zip archive's directory has only two short entries
+FREE_EVENTS = 10_000_000
+MAX_EVENTS_PER_BYTE = 4
+MAX_RANKS = 10**6
+_MAX_DIRECTORY_BYTES = 4096  # the zip archive's directory has only two short entries
 
-_NULLABLE: Final = ("wait_ns", "done_ns")
-_SPANNED: Final = ("rank", "post_ns")  # each row group stores these columns' minimum and maximum
+_NULLABLE = ("wait_ns", "done_ns")
+_SPANNED = ("rank", "post_ns")  # each row group stores these columns' minimum and maximum
 # these columns grow steadily and are stored as differences; the others repeat a few values
-_TIMES: Final = ("seq", "post_ns", "wait_ns", "done_ns")
+_TIMES = ("seq", "post_ns", "wait_ns", "done_ns")
 
 
 def save(trace: Trace, path: str | PathLike[str], *, source: bool = False) -> None:
@@ -692,7 +690,7 @@ def _to_numpy(column: pa.ChunkedArray, dtype: str) -> Ints:
     return np.concatenate(rows) if len(rows) != 1 else rows[0]
 
 
-_FORMS: Final[Forms] = {
+_FORMS: Forms = {
     "world_size": (
         lambda value: type(value) is int and 0 <= value <= MAX_RANKS,
         f"a number of ranks up to {MAX_RANKS}",

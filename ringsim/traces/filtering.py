@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     Names = str | Iterable[str]
     Stretch = tuple[float, float]
 
-__all__ = ["choose", "filter_trace", "part_of_file", "take"]
-
-_SAID: Final = 8  # how many numbers or names to list before "and n more"
+_SAID = 8  # how many numbers or names to list before "and n more"
 
 
 def filter_trace(

@@ -6,7 +6,7 @@ import html
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from ringsim.traces.display import Style, image_html, shows_images
 from ringsim.traces.events import ANY_SOURCE, CALLS, COLLECTIVE, NONE, OP_CODES, OP_KINDS, SEND
@@ -15,21 +15,9 @@ from ringsim.traces.units import time_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "KINDS",
-    "SLOW_KINDS",
-    "Diagnosis",
-    "Edge",
-    "End",
-    "Finding",
-    "Operation",
-    "kind_text",
-    "payload_text",
-]
-
 # the kinds of findings in runs that finished
-SLOW_KINDS: Final = ("link", "slow_link", "late_sender", "late_receiver", "straggler")
-KINDS: Final = (
+SLOW_KINDS = ("link", "slow_link", "late_sender", "late_receiver", "straggler")
+KINDS = (
     "deadlock",
     "peer_exited",
     "rank_failed",
@@ -160,11 +148,11 @@ def kind_text(kind: str) -> str:
 
 
 # how a rank ended, if its state and error do not already show it
-EXIT_CODE: Final = "exit_code"  # its process exited before the worker returned
-LEFT_BLOCK: Final = "left_block"  # it left the recorded block, and may still be running
-LOST: Final = "lost"  # its host no longer responds
-IN_VAIN: Final = "in_vain"  # its error was held up by a wait that could not end
-IN_THREAD: Final = "in_thread"  # the error ended one of its threads, but not the rank
+EXIT_CODE = "exit_code"  # its process exited before the worker returned
+LEFT_BLOCK = "left_block"  # it left the recorded block, and may still be running
+LOST = "lost"  # its host no longer responds
+IN_VAIN = "in_vain"  # its error was held up by a wait that could not end
+IN_THREAD = "in_thread"  # the error ended one of its threads, but not the rank
 
 
 class End(NamedTuple):
@@ -222,7 +210,7 @@ class Finding:
         return f"{self.message}{hints}{lines_text(echoes)}"
 
 
-_SHOWN: Final = 8  # the most lines of evidence or consequences
+_SHOWN = 8  # the most lines of evidence or consequences
 
 
 def lines_text(lines: Sequence[str]) -> str:

@@ -14,11 +14,8 @@ import gc
 import sys
 import threading
 from types import FrameType
-from typing import Final
 
-__all__ = ["current_frames"]
-
-_PAUSE: Final = threading.RLock()  # so that no thread resumes the collector too early
+_PAUSE = threading.RLock()  # so that no thread resumes the collector too early
 
 
 def current_frames() -> dict[int, FrameType]:

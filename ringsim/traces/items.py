@@ -25,8 +25,6 @@ from ringsim.traces.events import (
 from ringsim.traces.findings import Operation
 from ringsim.traces.units import time_text
 
-__all__ = ["Event", "Message", "event_at"]
-
 
 class Event(NamedTuple):
     """One operation, span or mark.

@@ -12,12 +12,10 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from ringsim.traces.units import span_text
-
-__all__ = ["LOOKS", "Meaning", "contrast", "find_meanings", "read_table", "readable_ink"]
 
 
 class Meaning(NamedTuple):
@@ -29,6 +27,7 @@ class Meaning(NamedTuple):
         light: the colour on a light background, as "#RRGGBB".
         dark: the colour on a dark background.
         texture: one of the characters ``/ \ | - + x .``, or "" for none.
+        glyph: the character in the legend of the interactive view, or "" for what is drawn as bars.
     """
 
     name: str
@@ -36,6 +35,7 @@ class Meaning(NamedTuple):
     light: str
     dark: str
     texture: str
+    glyph: str = ""
 
 
 def read_table() -> dict[str, dict[str, dict[str, str]]]:
@@ -44,13 +44,11 @@ def read_table() -> dict[str, dict[str, dict[str, str]]]:
     return table
 
 
-LOOKS: Final = {
-    name: Meaning(**look) for family in read_table().values() for name, look in family.items()
-}
-_COMPUTATIONS: Final = ("forward", "backward", "input_grad", "weight_grad")
+LOOKS = {name: Meaning(**look) for family in read_table().values() for name, look in family.items()}
+_COMPUTATIONS = ("forward", "backward", "input_grad", "weight_grad")
 # numbers in names, and the duration in the name of a ``ringsim.compute`` span
-_UNLIKE: Final = re.compile(r"(?<=^compute )[\d.]+ \S*s$|[\d.…]+")
-_OTHERS: Final = tuple(name for name in LOOKS if name.startswith("span_"))
+_UNLIKE = re.compile(r"(?<=^compute )[\d.]+ \S*s$|[\d.…]+")
+_OTHERS = tuple(name for name in LOOKS if name.startswith("span_"))
 
 
 def find_meanings(labels: Iterable[str]) -> list[str]:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,32 +31,38 @@ from ringsim.traces.events import (
     ERROR,
     IN_FLIGHT,
     NONE,
+    OP_CODES,
+    OP_KINDS,
     OPS,
     RECORD,
+    SEND,
     Ints,
     read_group,
     read_payload,
     read_word,
 )
+from ringsim.traces.steps import STEP
 
-FILE_NAME: Final = re.compile(r"rank-(\d{1,6})\.(?:events|names)")
-_FIRST_WINDOW: Final = 64  # the number of slots to read at first; more follow if these are full
-_WINDOW: Final = 1 << 16
+FILE_NAME = re.compile(r"rank-(\d{1,6})\.(?:events|names)")
+_FIRST_WINDOW = 64  # the number of slots to read at first; more follow if these are full
+_WINDOW = 1 << 16
 # for reading a long part completely: each window is copied about ten times
-_SMALL_WINDOW: Final = 1 << 13
+_SMALL_WINDOW = 1 << 13
 # the longest run of slots that threads may have claimed but not yet written
-_MOST_CLAIMED: Final = 32
-_GAP: Final = 64  # slots farther apart than this are read in separate calls
+_MOST_CLAIMED = 32
+_GAP = 64  # slots farther apart than this are read in separate calls
 # the table that each column refers to
-TABLE_OF: Final = {"group": "groups", "payload": "payloads", "label": "labels", "file": "files"}
-_READERS: Final[dict[str, Callable[[Any], Any]]] = {
+TABLE_OF = {"group": "groups", "payload": "payloads", "label": "labels", "file": "files"}
+_READERS: dict[str, Callable[[Any], Any]] = {
     "group": read_group,
     "payload": read_payload,
     "label": lambda entry: read_word(entry.get("name")),
     "file": lambda entry: read_word(entry.get("name")),
 }
-_NO_RECORDS: Final[Ints] = np.zeros(0, dtype=RECORD)
-_BYTES: Final = np.dtype((np.void, RECORD.itemsize))
+_SENDS = np.flatnonzero(OP_KINDS == SEND)
+_SPAN = OP_CODES["span"]
+_NO_RECORDS: Ints = np.zeros(0, dtype=RECORD)
+_BYTES = np.dtype((np.void, RECORD.itemsize))
 
 
 class Batch(NamedTuple):
@@ -99,6 +105,8 @@ class PartReader:
         replaced: whether the last batch began a different part, because a later run replaced the
             files; earlier batches are then void.
         unreadable: the number of damaged records and lines that were left out.
+        messages: the number of messages that the rank has sent, as far as read.
+        steps: the number of steps that the rank has begun, as far as read: spans "step ...".
 
     Example:
         >>> import tempfile
@@ -138,8 +146,9 @@ class PartReader:
         self.names: dict[str, dict[int, Any]] = {table: {} for table in TABLE_OF}
         self.fresh: set[int] = set()
         self.meta: dict[str, Any] = {}
-        self.unreadable = 0
+        self.unreadable = self.messages = self.steps = 0
         self.more = False
+        self._step_labels: list[int] = []
         self._names_read = 0  # bytes
         self._unfinished = b""  # the last line of the names file, if its end is not yet written
         self._width, self._widest = _FIRST_WINDOW, _WINDOW
@@ -226,6 +235,9 @@ class PartReader:
         if not len(slots):
             return Batch(slots, records)
         written = records["status"] != 0
+        new = records.compress(written & (was["status"] == 0))
+        self.messages += int(np.isin(new["op"], _SENDS).sum())
+        self.steps += int(((new["op"] == _SPAN) & np.isin(new["label"], self._step_labels)).sum())
         watched = _may_change(records)
         self._watched, self._seen = slots[watched], records[watched]
         changed = written & np.logical_or.reduce(
@@ -320,6 +332,8 @@ class PartReader:
         if table == "file" and self._cells:
             value = rename_file(value, name_cells([value]))
         self.names[table][number] = value
+        if table == "label" and value.startswith(STEP):
+            self._step_labels.append(number)
         if table == "group" and entry.get("fresh") is True:
             self.fresh.add(number)
 

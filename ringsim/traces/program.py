@@ -7,21 +7,19 @@ last one, is unknown::
     | recv ..... |  program  | isend |  program  | wait ..... |  program  | span "forward" |
                  ^ train.py:12                   ^ train.py:15
 
-The page computes the same gaps in JavaScript (``columns.js``).
+The page computes the same gaps in JavaScript (``program.js``), when it first needs them.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ringsim.traces.events import MARK, NONE, SPAN, Events, Ints
 from ringsim.traces.steps import is_step
 
-__all__ = ["Gaps", "find_program"]
-
-_NEVER: Final = np.iinfo(np.int64).max
+_NEVER = np.iinfo(np.int64).max
 
 
 class Gaps(NamedTuple):
@@ -73,10 +71,24 @@ def find_program(events: Events) -> Gaps:
         )
         posted = np.where(covers[own], done_ns[own], events.post_ns[own])
         end = np.concatenate([posted, done_ns[waiting], events.done_ns[ended]])
-        order = np.argsort(start, kind="stable")
-        index, start, end = index[order], start[order], end[order]
-        free = np.maximum.accumulate(end)
-        latest = np.maximum.accumulate(np.where(end == free, np.arange(len(end)), 0))
-        gap = np.flatnonzero(start[1:] > free[:-1])
-        found.append(np.stack([index[latest[gap]], index[gap + 1], free[gap], start[gap + 1]]))
+        before, after = find_gaps(start, end)
+        found.append(np.stack([index[before], index[after], end[before], start[after]]))
     return Gaps(*np.concatenate(found, axis=1))
+
+
+def find_gaps(start: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Finds the gaps between intervals, which may overlap.
+
+    Returns:
+        For each gap, the index of the interval that ended last before it, and of the next one.
+
+    Example:
+        >>> [side.tolist() for side in find_gaps(np.array([7, 0, 1]), np.array([9, 4, 3]))]
+        [[1], [0]]
+    """
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
+    free = np.maximum.accumulate(end)
+    latest = np.maximum.accumulate(np.where(end == free, np.arange(len(end)), 0))
+    gap = np.flatnonzero(start[1:] > free[:-1])
+    return order[latest[gap]], order[gap + 1]

@@ -43,7 +43,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -69,21 +69,19 @@ from ringsim.traces.sites import CallSites
 from ringsim.traces.spans import label_in_force, stage_and_microbatch
 from ringsim.traces.store import CHUNK, RECORD_BYTES, FileStore, Full, RecordStore
 
-__all__ = ["LOST_PEER", "Hooks", "Recorder", "fail_posting"]
-
-_WORDS: Final = RECORD_BYTES // 8
+_WORDS = RECORD_BYTES // 8
 # Type checkers know that `fields` is None for a dtype without fields.
 _PEER_AT, _STATUS_AT = (RECORD.fields[name][1] for name in ("peer", "status"))  # type: ignore[index]
-_NOT_YET: Final = b"\xff" * 16  # NONE for wait_ns and done_ns
+_NOT_YET = b"\xff" * 16  # NONE for wait_ns and done_ns
 
 # Globals, because Python copies the variables of a closure at every call.
-_frame_at: Final = sys._getframe
+_frame_at = sys._getframe
 # RECORD, with some adjacent fields joined into one
-_pack_record: Final = struct.Struct("<q16sQiiiqiiqI").pack_into
-_pack_rank: Final = struct.Struct("<i").pack_into
+_pack_record = struct.Struct("<q16sQiiiqiiqI").pack_into
+_pack_rank = struct.Struct("<i").pack_into
 
-_about: Final = stage_and_microbatch.get
-_label: Final = label_in_force.get
+_about = stage_and_microbatch.get
+_label = label_in_force.get
 
 Post = Callable[..., int | None]
 _Entry = TypeVar("_Entry")
@@ -135,6 +133,8 @@ class Recorder:
             equal names.
         users: the number of callers whose hooks report operations to this recorder.
         hooks: the installed hooks; by default, they do nothing.
+        is_settled: returns whether all earlier operations on a group were recorded and are done,
+            given the group's name.
         on_failure: called when a wait has failed or takes long; may raise an error that explains
             the problem.
 
@@ -174,6 +174,7 @@ class Recorder:
         self.world = self.users = 0
         self.hooks = Hooks()
         self.on_failure: Callable[[], None] = lambda: None
+        self.is_settled: Callable[[str], bool] = lambda _group: False
         self._rank = rank
         self._now, self._who = now, who
         self._stopped = self._closed = False
@@ -207,6 +208,7 @@ class Recorder:
             "rank": self._rank,
             "world_size": self.world_size,
             "pid": os.getpid(),
+            "argv": sys.argv,
             "host": socket.gethostname(),
             "start_ns": self.start_ns,
             "start_unix_ns": time.time_ns(),
@@ -508,6 +510,12 @@ class Recorder:
             np.flatnonzero((records["status"] == IN_FLIGHT) & (records["wait_ns"] != NONE)).tolist()
         )
 
+    def list_open_groups(self) -> set[str]:
+        """Returns the names of the groups with operations in flight."""
+        records = self._store.records
+        numbers = records["group"][records["status"] == IN_FLIGHT]
+        return {self.groups[number].name for number in numbers.tolist() if number in self.groups}
+
     def complete_as_failed(self, places: Iterable[int]) -> None:
         """Records that waits were cut short, given the indices of the operations in the part."""
         for place in places:
@@ -658,7 +666,7 @@ def _measure_cost_ns() -> int:
 
 # -- operations whose peer has died
 
-LOST_PEER: Final = (
+LOST_PEER = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Connection refused",

@@ -7,19 +7,17 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from ringsim.traces.events import CALLS
 from ringsim.traces.value import Trace
 
-__all__ = ["redact"]
-
-_PART: Final = r"""[^\s/\\:;,'"()<>|*?]+"""
+_PART = r"""[^\s/\\:;,'"()<>|*?]+"""
 # the directories in a path ("/home/me/src/" in "/home/me/src/train.py"), after "/", "~" or a drive
-_DIRECTORIES: Final = (
+_DIRECTORIES = (
     rf"(?<![\w.:/\\-])(?:~[\w.-]*/(?:{_PART}/)*|/(?:{_PART}/)+)|\b[A-Za-z]:\\(?:{_PART}\\)*"
 )
-_USER: Final = re.compile(r"(?:/home|[/\\]Users)[/\\]([\w.-]+)")
+_USER = re.compile(r"(?:/home|[/\\]Users)[/\\]([\w.-]+)")
 
 
 def redact(trace: Trace) -> Trace:

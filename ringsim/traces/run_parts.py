@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -27,10 +27,10 @@ from ringsim.traces.events import (
 )
 from ringsim.traces.parts import FILE_NAME, TABLE_OF, PartReader
 
-_MAX_RANKS: Final = 10**6  # file names have six digits, so a larger number is a sign of damage
+_MAX_RANKS = 10**6  # file names have six digits, so a larger number is a sign of damage
 # the entries about each rank that metadata["ranks"] keeps
-_PER_RANK: Final = ("pid", "host", "num_threads", "cost_ns_per_op")
-_LIMITS: Final = {"world_size": range(1, _MAX_RANKS + 1)} | dict.fromkeys(
+_PER_RANK = ("pid", "host", "num_threads", "cost_ns_per_op")
+_LIMITS = {"world_size": range(1, _MAX_RANKS + 1)} | dict.fromkeys(
     ("start_ns", "start_unix_ns", "end_ns"), range(2**63)
 )
 
@@ -184,7 +184,7 @@ class Parts:
                 threads: dict[int, int] = {}
                 count = 0
                 for records in reader.read_pieces():
-                    yield _make_piece(rank, records, reader.names, count, threads)
+                    yield make_piece(rank, records, reader.names, count, threads)
                     count += len(records)
                 if reader.is_damaged():
                     self._damaged.add(rank)
@@ -269,7 +269,7 @@ class Parts:
         return notes
 
 
-def _make_piece(
+def make_piece(
     rank: int,
     records: Ints,
     names: Mapping[str, Mapping[int, Any]],

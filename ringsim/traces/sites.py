@@ -15,30 +15,29 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Final
 
 from ringsim.traces.events import CALLS, NONE
 
-OURS: Final = -1  # a file of ringsim
-LIBRARY: Final = -2  # a file of torch, or of Python's own modules
-SPEAKER: Final = -3  # the library file whose functions give operations their names
+OURS = -1  # a file of ringsim
+LIBRARY = -2  # a file of torch, or of Python's own modules
+SPEAKER = -3  # the library file whose functions give operations their names
 
-THIN: Final = 3  # the most lines in the body of a thin wrapper
-_RINGSIM: Final = str(Path(__file__).resolve().parent.parent) + os.sep
+THIN = 3  # the most lines in the body of a thin wrapper
+_RINGSIM = str(Path(__file__).resolve().parent.parent) + os.sep
 # files of ringsim that count as user code
-_AS_USERS: Final = tuple(
+_AS_USERS = tuple(
     os.path.join(_RINGSIM, *name) for name in (("cli", "demo.py"), ("check", "patients.py"))
 )
-_PYTHON: Final = os.path.dirname(os.__file__) + os.sep
-_PACKAGES: Final = "-packages" + os.sep  # part of the names site-packages and dist-packages
-LIBRARIES: Final = (
+_PYTHON = os.path.dirname(os.__file__) + os.sep
+_PACKAGES = "-packages" + os.sep  # part of the names site-packages and dist-packages
+LIBRARIES = (
     _RINGSIM,
     _PYTHON,
     _PACKAGES,
 )  # parts of the names of files that are not the user's
 # the `deprecated` decorator in this file appears between torch's own frames
-DECORATOR: Final = os.sep + "typing_extensions.py"
-_INSTALLED: Final = tuple(
+DECORATOR = os.sep + "typing_extensions.py"
+_INSTALLED = tuple(
     os.path.join(_PYTHON, name) + os.sep for name in ("site-packages", "dist-packages")
 )
 

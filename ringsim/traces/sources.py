@@ -7,17 +7,19 @@ ringsim. Code is saved to a trace file only on request.
 
 from __future__ import annotations
 
+import ast
 import linecache
 import os
+import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from ringsim.traces.events import CALLS, readable
 from ringsim.traces.sites import LIBRARIES
 from ringsim.traces.value import Trace
 
-MOST_OF_FILE: Final = 200_000
-MOST_CHARACTERS: Final = 1_000_000  # of all files together
+MOST_OF_FILE = 200_000
+MOST_CHARACTERS = 1_000_000  # of all files together
 
 
 def attach_sources(trace: Trace, cells: Mapping[str, str] | None = None) -> Trace:
@@ -63,6 +65,27 @@ def list_files(files: Iterable[str]) -> list[str]:
     pieces = (name.rpartition(CALLS) for name in files)
     found = (one for caller, _, file in pieces for one in (caller.rpartition(":")[0], file))
     return list(filter(None, dict.fromkeys(found)))
+
+
+def list_functions(source: str) -> list[tuple[str, range]]:
+    r"""Returns the name and the lines of each function in Python code, with inner ones last.
+
+    Code that Python cannot read, such as that of a cell with magics, has none.
+
+    Example:
+        >>> list_functions("def outer():\n    def inner():\n        pass\n")
+        [('outer', range(1, 4)), ('inner', range(2, 4))]
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return []
+    return [
+        (node.name, range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
 
 
 def check_sources(value: Any) -> dict[str, str]:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 from ringsim.errors import ArgumentError, read_whole
 from ringsim.state import get_state
 from ringsim.traces.events import NONE
 
-__all__ = ["label_in_force", "mark", "span", "stage_and_microbatch"]
-
 # the stage (lower half) and the microbatch (upper half) of the innermost span
-stage_and_microbatch: Final[ContextVar[int]] = ContextVar(
-    "ringsim_stage_and_microbatch", default=NONE
-)
+stage_and_microbatch: ContextVar[int] = ContextVar("ringsim_stage_and_microbatch", default=NONE)
 # the label of the operations being posted (their name in the log), if the caller gave one
-label_in_force: Final[ContextVar[int]] = ContextVar("ringsim_label", default=NONE)
+label_in_force: ContextVar[int] = ContextVar("ringsim_label", default=NONE)
 
 
 class span:  # noqa: N801 - read as a verb: with ringsim.span("compute"):

@@ -27,9 +27,6 @@ from ringsim.traces.units import bytes_text, time_text
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["OperationStats", "Stats", "Tally", "count_calls"]
-
-
 Floats = npt.NDArray[np.float64]
 
 

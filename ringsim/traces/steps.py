@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -58,8 +58,8 @@ class _Recorded(Protocol):
     def events(self) -> Events: ...
 
 
-STEP: Final = "step "  # the prefix of the names of step spans
-KINDS: Final = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad": "W"}
+STEP = "step "  # the prefix of the names of step spans
+KINDS = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad": "W"}
 
 
 @dataclass(frozen=True)
@@ -239,35 +239,57 @@ def find_step(trace: _Recorded, step: int | None = None) -> StageActions:
         >>> actions.schedule, list(map(str, actions.list_actions(0))), actions.makespan
         ('1f1b', ['0F0', '0B0'], 110.0)
     """
-    events = trace.events
-    numbers = number_steps(events)
-    count = int(numbers.max(initial=-1)) + 1
-    if count == 0:
+    steps = list_steps(trace)
+    if not steps:
         raise ArgumentError(
             "the trace contains no pipeline step. Record ranks that call train_step_pipeline. In "
             "your own loop, use ringsim.span('step mine') around each step, and spans 'forward' "
             "and 'backward' with stage= and microbatch= around its computations."
         )
     if step is None:
-        step = count - 1
-    if not 0 <= step < count:
+        step = len(steps) - 1
+    if not 0 <= step < len(steps):
         raise ArgumentError(
-            f"step must be from 0 to {count - 1}, got {step}. Omit step to use the last one."
+            f"step must be from 0 to {len(steps) - 1}, got {step}. Omit step to use the last one."
         )
-    own = np.flatnonzero((numbers == step) & is_action(events))
-    own = own[np.lexsort((events.post_ns[own], events.rank[own]))]
-    labels = events.tables.labels
-    name = labels[events.label[np.argmax((numbers == step) & is_step(events))]].removeprefix(STEP)
-    kind = np.array([KINDS.get(label, "") for label in labels])[events.label[own]]
-    columns = (
+    return steps[step]
+
+
+def list_steps(trace: _Recorded) -> list[StageActions]:
+    """Reads the computations in each step."""
+    events = trace.events
+    return [read_actions(events, own, name) for name, own in split_steps(events)]
+
+
+def split_steps(events: Events) -> list[tuple[str, Ints]]:
+    """Returns the name of each step, and the indices of its computations by rank, then by start."""
+    numbers, labels = number_steps(events), events.tables.labels
+    spans = np.flatnonzero(is_step(events) & (numbers != NONE))
+    firsts = spans[np.unique(numbers[spans], return_index=True)[1]]
+    names = [labels[label].removeprefix(STEP) for label in events.label[firsts].tolist()]
+    own = np.flatnonzero(is_action(events) & (numbers != NONE))
+    own = own[np.lexsort((events.post_ns[own], events.rank[own], numbers[own]))]
+    # not strict, because np.split returns one empty part even if there are no steps
+    return list(zip(names, split_where(own, numbers[own]), strict=False))
+
+
+def split_where(values: Ints, key: Ints) -> list[Ints]:
+    """Splits values where the key of the next value differs."""
+    return np.split(values, np.flatnonzero(np.diff(key)) + 1)
+
+
+def read_actions(events: Events, own: Ints, name: str = "") -> StageActions:
+    """Returns the computations at the indices ``own`` as columns."""
+    kinds = np.array([KINDS.get(label, "") for label in events.tables.labels])
+    return StageActions(
+        name,
         events.rank[own],
         events.stage[own],
-        kind,
+        kinds[events.label[own]],
         events.microbatch[own],
         events.post_ns[own],
         events.done_ns[own],
     )
-    return StageActions(name, *columns)
 
 
 def number_steps(events: Events) -> Ints:
@@ -627,7 +649,7 @@ def measure_peaks(actions: StageActions) -> PeakActivations:
         Peak live activations of a step (gpipe)
         rank 0       2   closed form    2
     """
-    peaks = tuple(int(list_live(actions, rank)[1].max(initial=0)) for rank in actions.ranks)
+    peaks = tuple(int(list_live(actions.of(rank))[1].max(initial=0)) for rank in actions.ranks)
     stages = [actions.stages_of(rank) for rank in actions.ranks]
     known = _by_formula(actions, closed_forms.peak_live)
     bound_of = dict(zip(sorted(set(stages)), known or (), strict=False))
@@ -639,12 +661,11 @@ def measure_peaks(actions: StageActions) -> PeakActivations:
     )
 
 
-def list_live(actions: StageActions, rank: int) -> tuple[Ints, Ints]:
-    """Returns the times at which a rank's count of live activations changes, and each new count.
+def list_live(own: StageActions) -> tuple[Ints, Ints]:
+    """Returns the times at which one rank's count of live activations changes, and each new count.
 
     The times are in ascending order.
     """
-    own = actions.of(rank)
     begins, ends = own.start[own.kind == "F"], own.end[np.isin(own.kind, ("B", "W"))]
     times, changes = np.concatenate([begins, ends]), np.repeat([1, -1], [len(begins), len(ends)])
     order = np.lexsort((changes, times))  # at the same moment, ends come before begins

@@ -10,19 +10,19 @@ import json
 import mmap
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from ringsim.errors import TraceFileError
 from ringsim.traces.events import RECORD, Ints
 
-RECORD_BYTES: Final = RECORD.itemsize
+RECORD_BYTES = RECORD.itemsize
 # the number of records that a new file has room for; kept small for runs with many ranks
-FIRST_CHUNK: Final = 512
-CHUNK: Final = 4096  # the number of records by which a file grows: 72 pages
+FIRST_CHUNK = 512
+CHUNK = 4096  # the number of records by which a file grows: 72 pages
 
-_POPULATE: Final = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # in Python's mmap since 3.14
+_POPULATE = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # in Python's mmap since 3.14
 
 
 class Full(OSError):

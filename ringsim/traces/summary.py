@@ -19,6 +19,7 @@ import numpy as np
 
 from ringsim.environment import count_crossings
 from ringsim.errors import TraceFileError, escape
+from ringsim.provenance import describe_replay
 from ringsim.traces.collectives import COLLECTIVES
 from ringsim.traces.events import (
     COLLECTIVE,
@@ -38,8 +39,6 @@ from ringsim.traces.stats import OperationStats, Stats, Tally
 from ringsim.traces.steps import count_steps, is_step, number_steps
 from ringsim.traces.units import bytes_text, count, rate_text, time_text
 from ringsim.traces.value import Trace
-
-__all__ = ["Totals", "count_file", "count_trace", "describe", "summarise"]
 
 _SHOWN = 3  # how many lines of one kind to show before "and n more"
 
@@ -217,6 +216,7 @@ class Totals:
         about = ", ".join(
             str(metadata[key]) for key in ("source", "backend", "date") if metadata.get(key)
         )
+        about = "; ".join(filter(None, [about, describe_replay(metadata)]))
         number, lasted = count(self.num_messages, "message"), time_text(run.makespan_s * 1e9)
         lines = [
             f"Trace of {count(run.world_size, 'rank')}" + (f" ({about})" if about else ""),
@@ -348,6 +348,8 @@ def describe(trace: Trace) -> str:
         sentence += f"; {_say_last_step(totals)}"
     if totals.num_unmatched:
         sentence += f"; {count(totals.num_unmatched, 'operation')} without a partner"
+    if error := describe_replay(trace.metadata):
+        sentence += f"; predicted, {error}"
     return sentence + "."
 
 

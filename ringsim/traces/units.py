@@ -6,15 +6,12 @@ Byte units are powers of 1024; a time gets the largest unit in which it is at le
 from __future__ import annotations
 
 import re
-from typing import Final
 
-__all__ = ["bytes_text", "count", "rate_text", "span_text", "time_text", "time_unit"]
-
-BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-RATE_UNITS: Final = ((1.0, "GB/s"), (1e-3, "MB/s"), (1e-6, "kB/s"), (1e-9, "B/s"))
-TIME_UNITS: Final = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
+BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+RATE_UNITS = ((1.0, "GB/s"), (1e-3, "MB/s"), (1e-6, "kB/s"), (1e-9, "B/s"))
+TIME_UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
 # torch's own names of spans, and the names to show for them
-_FRIENDLY: Final = (
+_FRIENDLY = (
     (re.compile(r"enumerate\(DataLoader\)#.*"), "data loader"),
     (re.compile(r"DistributedDataParallel\.forward"), "forward (DDP)"),
     (re.compile(r"torch\.autograd\.backward"), "backward (autograd)"),
@@ -22,7 +19,7 @@ _FRIENDLY: Final = (
     (re.compile(r"Optimizer\.step#(\w+)\.step"), r"optimizer \1"),
     (re.compile(r"Optimizer\.zero_grad#(\w+)\.zero_grad"), r"optimizer \1: zero_grad"),
 )
-_COMPUTE: Final = re.compile(r"compute (\d+\.?\d*(?:e[+-]\d+)?) s")  # a span of ringsim.compute
+_COMPUTE = re.compile(r"compute (\d+\.?\d*(?:e[+-]\d+)?) s")  # a span of ringsim.compute
 
 
 def count(number: int, noun: str) -> str:

@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from ringsim.traces.bandwidths import Bandwidths
     from ringsim.traces.findings import Diagnosis
 
-__all__ = ["Trace", "check_trace", "removed"]
-
 
 def removed(name: str, instead: str) -> Callable[..., NoReturn]:
     """Returns a placeholder for a removed function; calling the placeholder raises RingError.
@@ -585,8 +583,8 @@ class Trace:
 
         Returns:
             A predicted trace. Its notes compare it with the replay without changes, and report how
-            far this replay is off from the run. ``recorded`` is this trace. Without arguments,
-            the result is the replay without changes.
+            far this replay is off from the run, as do its summary and its explanation.
+            ``recorded`` is this trace. Without arguments, the result is the replay without changes.
 
         Raises:
             ArgumentError: an argument is invalid, or this trace is not a whole run that was
@@ -609,8 +607,8 @@ class Trace:
             >>> predicted = Trace(events, {"world_size": 2}).what_if(ranks={0: 0.5})
             >>> predicted.makespan_s
             6e-06
-            >>> print(predicted.metadata["notes"][0].partition(", ")[2])
-            this run would take 40 % less: 6 µs instead of 10 µs
+            >>> print(predicted.metadata["notes"][0].partition(" (")[2])
+            the replay itself is less than 1 % off): 6 µs instead of 10 µs
         """
         from ringsim.prediction.edits import what_if
 

@@ -7,6 +7,7 @@ on Canvas 2D. Each subject has its own file, and the files are concatenated in t
 ``html.PROGRAM``::
 
     columns.js   reads the bytes; finds lanes on which bars do not overlap, and operations' states
+    program.js   finds the time in which a rank ran its own program
     pyramid.js   finds the state that fills most of each time bin, by repeated halving, so that a
                  million events can be drawn
     timeline.js  draws ranks as rows, arrows, the ruler, and the overview
@@ -16,9 +17,9 @@ on Canvas 2D. Each subject has its own file, and the files are concatenated in t
                  readers
     steps.js     shows pipeline steps: bubbles and live activations
     waits.js     finds what each rank does at a time, and the ranks that it waits for
-    critical.js  finds the critical path
     code.js      shows the source code, with each rank's cursor and what it waits for
     main.js      handles the pointer, wheel and keys, searching and playing
+    live.js      shows a run that continues
     page.js      shows the traces in a page
     explorer.js  shows the traces in an explorer, one choice at a time (``ringsim.explore``)
     widget.js    shows the traces that the kernel sends to a notebook (``notebook``)

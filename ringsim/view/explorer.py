@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringsim.errors import ArgumentError, RingError, is_integer, is_number, say
 from ringsim.traces.value import Trace
-from ringsim.view.html import draw_still, encode, join, pack, page_body, write_page
+from ringsim.view.html import draw_still, encode, join, pack, page_body, precede, write_page
 
 if TYPE_CHECKING:
     from os import PathLike
-
-__all__ = ["Choice", "Explorer", "Frame", "say_stuck"]
 
 
 class Choice(NamedTuple):
@@ -154,10 +152,12 @@ class Explorer:
             self.frame(**dict(zip(names, values, strict=True)))
             for values in itertools.product(*exported)
         ]
+        runs = [list(zip(frame.traces, precede(frame.traces), strict=True)) for frame in frames]
         # by identity, because frames share traces
-        traces = {id(trace): trace for frame in frames for trace in frame.traces}
-        numbers = {key: number for number, key in enumerate(traces)}
-        packed = list(map(encode, traces.values()))
+        keys = [[(id(trace), id(first)) for trace, first in each] for each in runs]
+        shared = dict(zip(itertools.chain(*keys), itertools.chain(*runs), strict=True))
+        numbers = {key: number for number, key in enumerate(shared)}
+        packed = [encode(trace, first=first) for trace, first in shared.values()]
         head = {
             "choices": [
                 choice.describe(options)
@@ -165,8 +165,8 @@ class Explorer:
                 if len(options) > 1
             ],
             "frames": [
-                self._describe(frame) | {"runs": [numbers[id(trace)] for trace in frame.traces]}
-                for frame in frames
+                self._describe(frame) | {"runs": [numbers[key] for key in each]}
+                for frame, each in zip(frames, keys, strict=True)
             ],
             "sizes": list(map(len, packed)),
         }

@@ -23,68 +23,65 @@ from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ringsim.diagnose.snapshot import read_end_ns, reopen
 from ringsim.errors import ArgumentError, escape
+from ringsim.launch.live import LiveTrace
 from ringsim.plot.bars import time_range
-from ringsim.provenance import footer, replay_error
+from ringsim.provenance import describe_replay, footer
 from ringsim.traces.display import image_html
 from ringsim.traces.documents import write_whole
 from ringsim.traces.events import (
+    CALLS,
     ERROR,
     IN_FLIGHT,
     KIND_NAMES,
     MARK,
     NONE,
+    OP_CODES,
     OP_KINDS,
     OP_NAMES,
     Events,
     Ints,
 )
-from ringsim.traces.looks import LOOKS, find_meanings, read_table
+from ringsim.traces.looks import LOOKS, find_meanings, read_table, readable_ink
+from ringsim.traces.matching import CollectiveCalls
+from ringsim.traces.sources import list_functions
 from ringsim.traces.units import count, span_text
 from ringsim.traces.value import Trace
+from ringsim.view.facts import (
+    find_extents,
+    find_lags,
+    find_oddness,
+    find_path,
+    find_stages,
+    find_steps,
+)
 
 if TYPE_CHECKING:
     from os import PathLike
 
     from ringsim.traces.findings import Finding, Operation
 
-__all__ = [
-    "PROGRAM",
-    "align",
-    "check_runs",
-    "draw_still",
-    "encode",
-    "find",
-    "find_begin_ns",
-    "join",
-    "pack",
-    "pack_all",
-    "page_body",
-    "part",
-    "to_html",
-    "write_page",
-]
-
-PROGRAM: Final = (
+PROGRAM = (
     "columns.js",
+    "program.js",
     "pyramid.js",
     "timeline.js",
     "waits.js",
     "ring.js",
     "panels.js",
     "steps.js",
-    "critical.js",
     "code.js",
     "main.js",
+    "live.js",
 )  # followed by page.js, widget.js or explorer.js, and by choices.js before the latter two
-MOST_RUNS: Final = 8
+MOST_RUNS = 8
 # the page includes a picture only of traces with at most this many events
-MOST_PICTURED: Final = 100_000
+MOST_PICTURED = 100_000
 
 
 def to_html(
@@ -164,22 +161,28 @@ def write_page(
     path: str | PathLike[str], title: str, body: str, data: Iterable[bytes], *entry: str
 ) -> None:
     """Writes a page with a body, data and the program; the program's last files are ``entry``."""
+    text = page_text(title, body, data, *entry)
+    write_whole(Path(path), lambda file: file.write(text.encode()), "a page")
+
+
+def page_text(title: str, body: str, data: Iterable[bytes], *entry: str, more: str = "") -> str:
+    """Returns the HTML of a page; see ``write_page``. ``more`` extends its content policy."""
     program, look = part(*PROGRAM, *entry), part("style.css")
     policy = (
-        f"default-src 'none'; script-src {_hash(program)}; style-src {_hash(look)}; img-src data:"
+        f"default-src 'none'; script-src {_hash(program)}; style-src {_hash(look)}; "
+        f"img-src data:{more}"
     )
     scripts = "".join(
         f'<script type="application/x-ringsim">{base64.b64encode(one).decode("ascii")}</script>\n'
         for one in data
     )
-    text = (
+    return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{html.escape(title)}</title>\n<style>{look}</style>\n</head>\n<body>\n"
-        f"{body}{scripts}<script>{program}</script>\n</body>\n</html>\n"
+        f"<main>\n{body}</main>\n{scripts}<script>{program}</script>\n</body>\n</html>\n"
     )
-    write_whole(Path(path), lambda file: file.write(text.encode()), "a page")
 
 
 @cache
@@ -188,15 +191,17 @@ def part(*names: str) -> str:
     here = files("ringsim.view") / "page"
     text = "\n".join((here / name).read_text("utf-8") for name in names)
     if names[0].endswith(".js"):
-        return f'"use strict";\nconst LOOKS = {json.dumps(read_table())};\n{text}'
+        colours = {colour for look in LOOKS.values() for colour in (look.light, look.dark)}
+        inks = {colour: readable_ink(colour) for colour in sorted(colours)}
+        tables = f"const LOOKS = {json.dumps(read_table())}, INKS = {json.dumps(inks)};"
+        return f'"use strict";\n{tables}\n{text}'
     return _variables() + text if names[0].endswith(".css") else text
 
 
 def _variables() -> str:
-    """Returns the colours of texts, borders and areas as variables of the style, for each theme."""
-    looks = {name: LOOKS[name] for name in (*read_table()["paper"], "focus")}
+    """Returns the colours of all meanings as variables of the style, for each theme."""
     light, dark = (
-        " ".join(f"--{name}: {getattr(look, theme)};" for name, look in looks.items())
+        " ".join(f"--{name}: {getattr(look, theme)};" for name, look in LOOKS.items())
         for theme in ("light", "dark")
     )
     return f'.ringsim {{ {light} }}\n.ringsim[data-theme="dark"] {{ {dark} }}\n'
@@ -221,20 +226,24 @@ def draw_still(trace: Trace) -> str:
 
 
 # the most distinct span names; if there are more, the numbers in the names are left out
-MOST_LABELS: Final = 4096
-_WIDTHS: Final = ("<i1", "<i2", "<i4")
-_LEVEL: Final = 6  # gzip's level; higher levels take three times as long to save one percent
+MOST_LABELS = 4096
+_WIDTHS = ("<i1", "<i2", "<i4")
+_LEVEL = 6  # gzip's level; higher levels take three times as long to save one percent
 
 
 def join(head: dict[str, Any], parts: Iterable[bytes]) -> bytes:
-    """Concatenates the length of a head (uint32), the head as JSON, and the parts.
+    r"""Concatenates the length of a head (uint32), the head as JSON, and the parts.
+
+    Each part begins at a multiple of 8 bytes.
 
     Example:
-        >>> join({"title": "1 rank"}, [b"!"])[4:]
-        b'{"title":"1 rank"}!'
+        >>> join({"title": "1 rank"}, [b"ring", b"sim"])[4:]
+        b'{"title":"1 rank"}  ring\x00\x00\x00\x00sim\x00\x00\x00\x00\x00'
     """
     text = json.dumps(head, separators=(",", ":")).encode()
-    return b"".join([struct.pack("<I", len(text)), text, *parts])
+    text += b" " * (-(len(text) + 4) % 8)
+    whole = [struct.pack("<I", len(text)) + text]
+    return b"".join([*whole, *(part.ljust((len(part) + 7) // 8 * 8, b"\0") for part in parts)])
 
 
 def pack(data: bytes) -> bytes:
@@ -247,7 +256,16 @@ def pack_all(
 ) -> list[bytes]:
     """Returns traces encoded for the view, on one axis, with their first operations aligned."""
     each = zip(traces, align(traces), [*names, *[""] * (len(traces) - len(names))], strict=True)
-    return [pack(encode(*one, source=source)) for one in each]
+    firsts = precede(traces)
+    return [
+        pack(encode(*one, first=first, source=source))
+        for one, first in zip(each, firsts, strict=True)
+    ]
+
+
+def precede(traces: Sequence[Trace]) -> list[Trace | None]:
+    """Returns the run with which each of some traces is compared: the first of two, or None."""
+    return [None, traces[0]] if len(traces) == 2 else [None] * len(traces)
 
 
 def align(traces: Sequence[Trace]) -> list[int]:
@@ -262,27 +280,59 @@ def find_begin_ns(trace: Trace) -> int:
     return int(posts.min()) if len(posts) else 0
 
 
-def encode(trace: Trace, later_ns: int = 0, name: str = "", *, source: bool = False) -> bytes:
+def encode(
+    trace: Trace,
+    later_ns: int = 0,
+    name: str = "",
+    *,
+    first: Trace | None = None,
+    source: bool = False,
+) -> bytes:
     """Returns a trace encoded for the view, uncompressed, with all times shifted by ``later_ns``.
 
-    The result consists of the head, followed by the columns in little-endian order. The head
-    contains the source code if ``source`` is True.
+    The result consists of the head, followed by the columns of events and of tables, in
+    little-endian order. The head contains the source code if ``source`` is True. One table compares
+    the trace with the run ``first``.
     """
     diagnosis = trace.explain()
-    trace = replace(trace, events=reopen(trace.events, trace.metadata))
-    events = trace.events
+    events = reopen(trace.events, trace.metadata)
+    if events is not trace.events:  # otherwise its messages are known
+        trace = replace(trace, events=events)
     labels, label = _stems(events)
-    columns = {name: _narrow(values) for name, values in _columns(trace, label, later_ns).items()}
+    calls = CollectiveCalls.of(events, trace.apart)
+    progress = trace.progress if isinstance(trace, LiveTrace) else ""
+    # the first event of a run that continues changes, but its axis does not
+    begin_ns = 0 if progress else find_begin_ns(trace)
+    steps, bubbles, live = find_steps(events, begin_ns)
+    tables = {
+        "bubbles": bubbles,
+        "live": live,
+        "program": find_extents(events, begin_ns),
+        "path": find_path(trace, calls, begin_ns),
+        "lags": find_lags(first, trace, (find_begin_ns(first), begin_ns)) if first else [],
+    }
+    columns = _columns(trace, calls, label, later_ns)
+    for table, values in tables.items():
+        columns |= {f"{table} {number}": column for number, column in enumerate(values)}
+    columns = {name: _narrow(values) for name, values in columns.items()}
+    # operations in flight are drawn as stuck until the end
+    is_open = progress or (events.status == IN_FLIGHT).any()
+    read_ns = read_end_ns(trace.metadata) if is_open else 0
+    end_ns = max(read_ns or 0, time_range(events)[1])
     head = {
+        "progress": progress,
         "title": f"{escape(name, lines=False)}: {_title(trace)}" if name else _title(trace),
         "source": footer(trace.metadata),
         "predicted": trace.metadata.get("source") == "predicted",
         "summary": trace.summary(),
-        "begin": find_begin_ns(trace),
-        # operations in flight are drawn as stuck until this time
-        "end": min(max(read_end_ns(trace.metadata) or 0, time_range(events)[1]) + later_ns, 2**53)
-        if (events.status == IN_FLIGHT).any()
-        else 0,
+        "begin": begin_ns,
+        "start": begin_ns + later_ns,
+        "first": time_range(events)[0] - begin_ns,
+        "end": min(end_ns - begin_ns, 2**53),
+        "marks": np.flatnonzero(events.kind == MARK).tolist(),
+        "stages": find_stages(events, trace.world_size),
+        "odd": find_oddness(trace),
+        "steps": steps,
         "counts": np.bincount(events.rank, minlength=trace.world_size).tolist(),
         "hosts": _hosts(trace),
         "ops": [[name, KIND_NAMES[OP_KINDS[code]]] for code, name in enumerate(OP_NAMES)],
@@ -294,6 +344,7 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "", *, source: bool = Fa
         "labels": labels,
         "meanings": find_meanings(labels),
         "files": [escape(name, lines=False) for name in events.tables.files],
+        "functions": _functions(trace),
         "sources": {
             escape(name, lines=False): escape(text)
             for name, text in trace.sources.items()
@@ -304,10 +355,22 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "", *, source: bool = Fa
         "findings": [_finding(events, one) for one in diagnosis.findings],
         "notes": [escape(note) for note in diagnosis.notes],
         "columns": [
-            {"name": name, "type": values.dtype.str[1:]} for name, values in columns.items()
+            {"name": name, "type": values.dtype.str[1:], "size": len(values)}
+            for name, values in columns.items()
         ],
     }
     return join(head, (values.tobytes() for values in columns.values()))
+
+
+def _functions(trace: Trace) -> dict[str, str]:
+    """Returns the function around each place in the user's code, by the number of the file."""
+    events, names = trace.events, dict[str, str]()
+    for number, called in enumerate(events.tables.files):
+        functions = list_functions(trace.sources.get(called.rpartition(CALLS)[2], ""))
+        for line in np.unique(events.line[events.file == number]).tolist() if functions else ():
+            around = [name for name, lines in functions if line in lines]
+            names |= {f"{number}:{line}": escape(name, lines=False) for name in around[-1:]}
+    return names
 
 
 def _hosts(trace: Trace) -> list[int] | None:
@@ -318,10 +381,12 @@ def _hosts(trace: Trace) -> list[int] | None:
 
 def _title(trace: Trace) -> str:
     parts = [count(trace.world_size, "rank"), escape(trace.metadata.get("source", ""), lines=False)]
-    return "; ".join(filter(None, (", ".join(filter(None, parts)), replay_error(trace.metadata))))
+    return "; ".join(
+        filter(None, (", ".join(filter(None, parts)), describe_replay(trace.metadata)))
+    )
 
 
-def _columns(trace: Trace, label: Ints, later_ns: int) -> dict[str, Ints]:
+def _columns(trace: Trace, calls: CollectiveCalls, label: Ints, later_ns: int) -> dict[str, Ints]:
     events, messages = trace.events, trace.messages
     first = np.flatnonzero(np.diff(events.rank, prepend=NONE))
     post = np.diff(events.post_ns, prepend=0)
@@ -332,6 +397,8 @@ def _columns(trace: Trace, label: Ints, later_ns: int) -> dict[str, Ints]:
         messages.recv - messages.send,
         messages.send - messages.recv,
     )
+    call = np.full(len(events), NONE)
+    call[calls.event] = calls.call
     return {
         "post": post,
         "wait": _after(events.wait_ns, events.post_ns),
@@ -339,6 +406,7 @@ def _columns(trace: Trace, label: Ints, later_ns: int) -> dict[str, Ints]:
         "op": events.op.astype(np.int64),
         "status": events.status.astype(np.int64),
         "partner": partner,
+        "call": call,
         "label": label,
         **{
             name: getattr(events, name)
@@ -403,7 +471,7 @@ def find(events: Events, operation: Operation) -> int | None:
     files = [number for number, name in enumerate(events.tables.files) if name == operation.file]
     alike = np.flatnonzero(
         (events.rank == operation.rank) & (events.line == operation.line)
-        & (np.array(OP_NAMES)[events.op] == operation.op) & np.isin(events.file, files or [NONE])
+        & (events.op == OP_CODES.get(operation.op, NONE)) & np.isin(events.file, files or [NONE])
     )  # fmt: skip
     if len(alike) == 0:
         return None

@@ -17,6 +17,8 @@ import traitlets
 from IPython.display import display
 
 from ringsim.errors import ArgumentError, say
+from ringsim.launch.live import LiveTrace
+from ringsim.traces.events import make_events
 from ringsim.traces.findings import Finding
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
@@ -31,11 +33,9 @@ from ringsim.view.html import (
     part,
 )
 
-__all__ = ["View", "view"]
-
 _STYLE = (
     ".ringsim { min-height: 560px; border: 1px solid var(--line); }"
-    ".ringsim aside > canvas { width: min(100%, 220px); }"
+    ".ringsim .side > canvas { width: min(100%, 220px); }"
 )
 
 
@@ -203,8 +203,35 @@ class View:
             "and play. A picture of the run is below."
         )
 
-    def _ipython_display_(self) -> None:
+    def display_widget(self) -> None:
+        """Displays the view, without the pictures."""
         data, _ = self.widget._repr_mimebundle_() or ({}, {})
         display({**data, "text/plain": repr(self)}, raw=True)
+
+    def _ipython_display_(self) -> None:
+        self.display_widget()
         for trace in self.traces:
             display(trace)
+
+
+class LiveView(View):
+    """A view that shows a run while it runs; see ``ringsim.launch.live``.
+
+    Args:
+        world_size: the number of ranks.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        nothing = make_events({"rank": [], "op": []})
+        super().__init__([Trace(nothing, {"world_size": world_size})])
+        self.display_widget()
+
+    def show(self, traces: Trace | Sequence[Trace]) -> None:
+        """Shows the newest part of the run or, at the end, the whole run."""
+        if isinstance(traces, LiveTrace):
+            self.widget.send({"live": True}, buffers=pack_all([traces]))
+        else:
+            super().show(traces)
+
+    def close(self) -> None:
+        """Does nothing, because the notebook keeps the view."""

@@ -2,88 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import re
-import time
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jupyter_client.blocking import BlockingKernelClient
-from jupyter_client.manager import KernelManager
-from processes import descendants, gone, until
-
-CELL_S = 150.0  # limit for one cell; on a busy machine the first ranks take some time
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-Output = tuple[str, dict[str, Any]]  # kind and content, as in the notebook format
-
-
-class Reply:
-    """The outputs of a cell."""
-
-    def __init__(self, outputs: Iterator[Output]) -> None:
-        self.text, self.errors, self.shown, self.value = "", [], [], ""
-        for kind, content in outputs:
-            if kind == "stream":
-                self.text += content["text"]
-            elif kind == "error":
-                self.errors.append(_COLOURS.sub("", "\n".join(content["traceback"])))
-            elif "display_id" not in content.get("transient", {}):
-                # other outputs are progress lines
-                self.shown.append(content)
-                self.value = content["data"]["text/plain"]
-
-
-class Kernel:
-    """A running kernel and a client of it."""
-
-    def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
-        self.manager = manager
-        self.client = client
-        # the id exists while the kernel runs
-        self.pid: int = manager.provisioner.pid  # type: ignore[union-attr, assignment]
-
-    def run(self, code: str) -> Reply:
-        """Runs a cell; returns its outputs, including errors."""
-        return Reply(self.follow(self.client.execute(code)))
-
-    def follow(self, cell: str) -> Iterator[Output]:
-        """Yields the outputs of a cell as they arrive, until it ends."""
-        deadline = time.monotonic() + CELL_S
-        while True:
-            message = self.client.get_iopub_msg(timeout=max(deadline - time.monotonic(), 0.01))
-            if message["parent_header"].get("msg_id") != cell:
-                continue
-            kind, content = message["msg_type"], message["content"]
-            if kind == "status" and content["execution_state"] == "idle":
-                return
-            if kind in ("stream", "error", "execute_result", "display_data"):
-                yield kind, content
+from kernels import CELL_S, Kernel, Reply, start_kernel
+from processes import descendants, gone
 
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     """Yields one kernel for all tests, which must not change its state."""
-    directory = tmp_path_factory.mktemp("kernel")
-    manager = KernelManager(kernel_name="python3", transport="ipc", ip=str(directory / "channel"))
-    manager.start_kernel(cwd=str(directory), env={**os.environ, "TMPDIR": str(directory)})
-    client = manager.blocking_client()
-    client.start_channels()
-    try:
-        client.wait_for_ready(timeout=CELL_S)
-        running = Kernel(manager, client)
-        first = running.run("%load_ext ringsim\nimport os, sys, time\nimport ringsim")
-        assert (first.text, first.errors) == ("", [])
+    with start_kernel(tmp_path_factory.mktemp("kernel")) as running:
         yield running
-        left = descendants(running.pid)
-        assert any(name.startswith("ringsim") for name in left.values()), "no fork server"
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=False)
-        manager.cleanup_resources()
-    assert until(lambda: all(gone(pid) for pid in left)), left
-    assert list(directory.glob("ringsim-*")) == []
 
 
 def assert_picture(shown: dict[str, Any], begins: str, alt: str) -> None:
@@ -246,3 +179,29 @@ def test_interrupt_ends_a_blocked_cell(kernel: Kernel) -> None:
     assert waiting == "([1, 2], {'in_flight'})"
     again = "ringsim.trace(lambda: ringsim.current_ring().rank, world_size=3).results"
     assert kernel.run(again).value == "[0, 1, 2]"
+
+
+# -- debugging
+
+
+def test_a_breakpoint_of_a_simulated_rank_comes_to_its_cell(kernel: Kernel) -> None:
+    code = """
+        def stops():
+            secret = 10 * ringsim.current_ring().rank
+            ringsim.compute(0.002)
+            if secret == 10:
+                breakpoint()
+            return secret
+        link = ringsim.Link(alpha_s=0, beta_s_per_byte=0)
+        ringsim.simulate(stops, world_size=2, link=link, debug=True).results
+        """
+    cell = kernel.client.execute(textwrap.dedent(code))
+    prompts = []
+    for line in ("p secret", "secret = 7", "c"):
+        request = kernel.client.get_stdin_msg(timeout=CELL_S)
+        prompts.append(request["content"]["prompt"])
+        kernel.client.input(line)
+    reply = Reply(kernel.follow(cell))
+    assert prompts == ["(rank 1 at 2 ms) "] * 3
+    assert (reply.value, reply.errors) == ("[0, 7]", [])
+    assert "-> return secret\n10\n" in reply.text

@@ -68,7 +68,7 @@ CASES: dict[str, tuple[Worker, int, tuple[Any, ...], list[Any]]] = {
     "01 round": (lessons.pass_round_solution, 4, (VALUES,), [4 * VALUES] * 4),
     "01 pairs": (lessons.list_pairs, 3, (), [[(0, 1), (1, 2), (2, 0)]] * 3),
     "02 in order": (lessons.exchange_in_order, 3, ("RSS",), [None] * 3),
-    "02 by turns": (lessons.exchange_in_order, 4, ("SRSR", 20_000), [None] * 4),
+    "02 alternately": (lessons.exchange_in_order, 4, ("SRSR", 20_000), [None] * 4),
     "02 order": (lessons.by_order_solution, 3, (VALUES,), [VALUES] * 3),
     "02 isend": (lessons.by_isend_solution, 3, (VALUES,), [VALUES] * 3),
     "02 batch": (lessons.by_batch_solution, 2, (VALUES,), [VALUES] * 2),

@@ -3,11 +3,6 @@
 const MOST_COLUMNS = 8; // with more ranks, those that do the same at the same line share a cursor
 const [COLUMNS, WIDE] = [160, 64]; // the widths of all narrow columns and of a wide one, in pixels
 const NEAR = 6; // the number of lines to show before and after a line with operations
-const MOST_SAID = 8; // the most ranks that are named at the same time
-const DOES = {
-  waiting: "waits", computing: "computes", ended: "has posted its last operation",
-  "not started": "has posted nothing",
-};
 const LEGEND = "Filled: the rank computes. Hollow: it waits for the rank to which its arrow leads. "
   + "Pale: it posts nothing more.";
 
@@ -29,13 +24,6 @@ function linesToShow(lines, marked) {
   return shown;
 }
 
-/** Returns a list as a text, in which only the first ranks are named. */
-function fewOf(words) {
-  const more = words.length > MOST_SAID ? ` and ${words.length - MOST_SAID} more` : "";
-  return words.slice(0, MOST_SAID).join(", ") + more;
-}
-
-
 class CodePanel {
   constructor(view) {
     this.view = view;
@@ -44,48 +32,39 @@ class CodePanel {
 
   /** Shows the listing in the panel, and announces what has changed since the last call. */
   show(panel) {
-    const { timeline, which, runs } = this.view, run = runs[which];
+    const run = this.view.runs[this.view.which];
     if (run !== this.run) this.build(run);
     if (this.root.parentNode === panel) this.update();
     else {
       panel.replaceChildren(this.root);
-      if (this.isStuck && timeline.head <= run.begin) timeline.head = this.stuckAt;
       this.update(true);
       const first = this.here ?? this.cursors.find(({ row }) => row)?.row;
       first?.scrollIntoView({ block: "nearest" });
     }
     if (this.view.playing) return;
-    const sentences = this.cursors.map((cursor) => this.describe(cursor));
-    const news = sentences.filter((one) => !this.said.includes(one));
+    const said = this.cursors.map((cursor) => this.describe(cursor));
+    const news = said.filter((one) => !this.said.includes(one));
     if (news.length) this.live.textContent = news.join("; ");
-    this.said = sentences;
+    this.said = said;
   }
 
-  /** Creates the listing of a run, and buttons to go through the operations of a line. */
   build(run) {
     const files = new Map(Object.keys(run.head.sources).map((file) => [file, new Set()]));
-    Object.assign(this, { run, rows: new Map(), said: [], isStuck: false, stuckAt: 0 });
+    Object.assign(this, { run, rows: new Map(), said: [] });
     const seen = new Set();
     for (let event = 0; event < run.size; event++) {
       const place = run.columns.file[event] * 2 ** 32 + run.columns.line[event];
       const places = seen.has(place) ? [] : run.places(event);
       for (const { file, line } of places) files.get(file)?.add(line);
       seen.add(place);
-      const settled = run.isStuck(event) ? run.wait[event] : run.done[event];
-      if (run.isOperation(event) && settled > this.stuckAt) this.stuckAt = settled;
-      this.isStuck ||= run.isStuck(event);
     }
     const used = [...files].filter(([, marked]) => marked.size);
     const lists = used.flatMap(([file, marked]) => this.list(file, marked));
-    const goTo = (by) => ({ onclick: () => this.view.nextHit(by) });
-    this.hits = make("span");
-    this.tools = make("p", { class: "player", hidden: true }, this.hits, press("previous", goTo(-1)),
-      press("next", goTo(1)), press("clear", { onclick: () => this.mark("") }));
     this.live = make("div", { class: "live", "aria-live": "polite" });
     this.art = svg("svg", { "aria-hidden": "true" });
     this.listing = make("div", { onkeydown: (event) => this.onKey(event) }, ...lists, this.art);
     this.root = make("div", { class: "code" },
-      make("p", {}, LEGEND), this.tools, this.listing, this.live);
+      make("p", {}, LEGEND), this.listing, this.live);
     this.column = run.ranks > MOST_COLUMNS ? WIDE : Math.min(30, COLUMNS / run.ranks);
     this.listing.style.paddingLeft = `${Math.min(run.ranks * this.column, COLUMNS) + 8}px`;
     this.buttons = [...this.listing.querySelectorAll("li > button")];
@@ -99,21 +78,18 @@ class CodePanel {
     const shown = linesToShow(lines, marked);
     for (const [k, text] of lines.entries()) {
       const word = placeWord({ file, line: k + 1 }), onclick = () => this.mark(word);
-      const code = marked.has(k + 1)
-        ? press(text, { tabIndex: -1, onclick })
+      const code = marked.has(k + 1) ? press(text, { tabIndex: -1, onclick })
         : make("code", {}, text);
       const row = make("li", { "data-word": word, class: shown.has(k) ? "" : "far" },
         make("span", {}, `${k + 1}`), code, make("span", { class: "live" }));
       if (marked.has(k + 1)) this.rows.set(`${file}:${k + 1}`, row);
       list.append(row);
     }
-    const all = press("all lines", { "aria-pressed": "false", onclick: () => {
-      all.setAttribute("aria-pressed", `${list.classList.toggle("all")}`);
-    } });
+    const toggle = ({ target }) => { target.ariaPressed = `${list.classList.toggle("all")}`; };
+    const all = press("all lines", { "aria-pressed": "false", onclick: toggle });
     return [make("h2", {}, `${file.split("/").at(-1)} `, all), list];
   }
 
-  /** Moves between the lines with operations. */
   onKey(event) {
     const at = this.buttons.indexOf(event.target);
     const by = { ArrowDown: 1, ArrowUp: -1, Enter: 0, " ": 0 }[event.key];
@@ -149,11 +125,9 @@ class CodePanel {
     const now = JSON.stringify([states, selected?.event, search]);
     if (now === this.drawn && !isNew) return;
     this.drawn = now;
-    this.tools.hidden = !search.startsWith("line:");
-    this.hits.textContent = `${search.slice(5)}: ${view.part("hits").textContent}`;
     const here = selected?.run === run ? this.rowOf(selected.event) : null;
     for (const row of this.rows.values()) {
-      row.children[1].setAttribute("aria-pressed", `${search === `line:${row.dataset.word}`}`);
+      row.children[1].ariaPressed = `${search === `line:${row.dataset.word}`}`;
       row.classList.toggle("here", row === here);
       row.lastChild.textContent = "";
     }
@@ -168,50 +142,55 @@ class CodePanel {
   findCursors(states) {
     const { column } = this, cursors = new Map(), isMany = column === WIDE;
     return states.map(({ event, state, for: others }, rank) => {
-      const does = DOES[state], row = this.rowOf(event), key = isMany ? `${row?.dataset.word} ${does}` : rank;
-      const x = column * (0.5 + (isMany ? Number(does !== "waits") : rank));
-      const cursor = cursors.get(key) ?? { event, does, row, x, y: 10 + (row?.offsetTop ?? 0),
-        ranks: [], awaits: new Set() };
-      cursors.set(key, cursor);
+      const row = this.rowOf(event), key = isMany ? `${row?.dataset.word} ${state}` : rank;
+      const x = column * (0.5 + (isMany ? Number(state !== "waiting") : rank));
+      const y = 10 + (row?.offsetTop ?? 0), isNew = !cursors.has(key);
+      if (isNew) cursors.set(key, { event, state, row, x, y, ranks: [], for: [] });
+      const cursor = cursors.get(key);
       cursor.ranks.push(rank);
-      for (const other of others) cursor.awaits.add(other);
+      cursor.for = [...new Set([...cursor.for, ...others])];
       return cursor;
     });
   }
 
-  /** Returns a sentence about a cursor. */
-  describe({ ranks, does, row, awaits }) {
-    const at = (one) => (one ? ` at ${one.dataset.word}` : ""), isOne = ranks.length === 1;
-    const others = [...awaits].map((rank) => `rank ${rank}${at(this.ofRank[rank].row)}`);
-    const what = isOne ? does : does.replace("has", "have").replace(/s$/, "");
-    return `rank${isOne ? "" : "s"} ${fewOf(ranks)} ${what}${at(row)}`
-      + (others.length ? ` for ${fewOf(others)}` : "");
+  describe(cursor) {
+    const word = (rank) => this.ofRank[rank].row?.dataset.word;
+    const at = (rank) => (word(rank) ? ` at ${word(rank)}` : "");
+    return describeRanks(this.run, cursor.ranks, cursor, at);
   }
 
   /** Draws the cursors next to their lines, and arrows to the ranks that they wait for. */
   drawCursors() {
-    const arrows = [], half = this.column === WIDE ? WIDE / 2 - 3 : 8;
-    for (const from of this.cursors) {
-      for (const to of new Set([...from.awaits].map((rank) => this.ofRank[rank]))) {
-        const down = Math.sign(to.y - from.y), side = down || (from.x > to.x ? 1 : -1);
-        const apart = from === to ? 9 : 0, [x0, x1] = [from.x - apart, to.x + apart];
-        const [y0, y1] = [from.y + side * 8, to.y + (down ? -8 : 8) * side];
-        const bend = down ? 0 : side * (12 + Math.abs(x1 - x0) / 5);
-        const d = `M${x0},${y0} Q${(x0 + x1) / 2},${(y0 + y1) / 2 + bend} ${x1},${y1}`;
-        const kind = this.run.isStuck(from.event) ? "stuck" : "";
-        arrows.push(svg("path", { d, class: kind, "marker-end": "url(#code-tip)" }));
-      }
-    }
+    const half = this.column === WIDE ? WIDE / 2 - 3 : 8;
+    const arrows = this.cursors.flatMap((from) => {
+      const awaited = new Set(from.for.map((rank) => this.ofRank[rank]));
+      const kind = this.run.isStuck(from.event) ? "stuck" : "";
+      return [...awaited].map((to) => svg("path", {
+        d: arrowPath(from, to), class: kind, "marker-end": "url(#code-tip)",
+      }));
+    });
     const marks = this.cursors.map((cursor) => {
-      const { x, y, ranks } = cursor, said = this.describe(cursor), text = fewOf(ranks);
-      cursor.row?.lastChild.append(`, ${said}`);
-      return svg("g", { class: cursor.does.replaceAll(" ", "-") }, svg("title", {}, said),
+      const { x, y, ranks, state, row } = cursor, said = this.describe(cursor), text = fewOf(ranks);
+      row?.lastChild.append(`, ${said}`);
+      return svg("g", { class: DOES[state].replaceAll(" ", "-") }, svg("title", {}, said),
         svg("rect", { x: x - half, y: y - 8, width: 2 * half, height: 16, rx: 8 }),
         svg("text", { x, y: y + 4 }, text.length > 7 ? `${ranks.length} ranks` : text));
     });
-    const tip = svg("marker", { id: "code-tip", refX: 7, refY: 4, orient: "auto",
-      markerWidth: 8, markerHeight: 8, markerUnits: "userSpaceOnUse" });
-    tip.append(svg("path", { d: "M0,0 L8,4 L0,8 Z" }));
-    this.art.replaceChildren(tip, ...arrows, ...marks);
+    this.art.replaceChildren(makeTip("code-tip"), ...arrows, ...marks);
   }
+}
+
+/** Returns the path of an arrow between two cursors; arrows within a line are curved. */
+function arrowPath(from, to) {
+  const down = Math.sign(to.y - from.y), side = down || (from.x > to.x ? 1 : -1);
+  const apart = from === to ? 9 : 0, [x0, x1] = [from.x - apart, to.x + apart];
+  const [y0, y1] = [from.y + side * 8, to.y + (down ? -8 : 8) * side];
+  const bend = down ? 0 : side * (12 + Math.abs(x1 - x0) / 5);
+  return `M${x0},${y0} Q${(x0 + x1) / 2},${(y0 + y1) / 2 + bend} ${x1},${y1}`;
+}
+
+/** Creates the tip of arrows, which is some pixels before the ends of their lines. */
+function makeTip(id, before = -1) {
+  return svg("marker", { id, refX: 8 + before, refY: 4, orient: "auto", markerWidth: 8,
+    markerHeight: 8, markerUnits: "userSpaceOnUse" }, svg("path", { d: "M0,0 L8,4 L0,8 Z" }));
 }

@@ -1,6 +1,8 @@
-// Reads the data from Python into typed arrays, and finds the lanes of bars and the states of operations.
+// Reads the data from Python into typed arrays, and finds the lanes of bars and the states of
+// operations.
 
-// LOOKS, the table of meanings from `data/looks.json`, precedes this file. Bars have the states of
+// LOOKS, the table of meanings from `data/looks.json`, and INKS, the colours of texts on its
+// colours, precede this file. Bars have the states of
 // operations, then the meanings of spans.
 const BAR_FAMILIES = ["state", "computing", "span"];
 const STATES = BAR_FAMILIES.flatMap((family) => Object.values(LOOKS[family]));
@@ -9,13 +11,17 @@ const [
   POSTED, TRANSFER, LATE_SENDER, LATE_RECEIVER, BLOCKED, COLLECTIVE, UNWAITED, UNFINISHED, FAILED,
 ] = Object.keys(LOOKS.state).keys();
 const SPANS = Object.keys(LOOKS.state).length; // the first meaning of spans
-const SPAN_MEANINGS = [...Object.keys(LOOKS.computing), ...Object.keys(LOOKS.span)];
-
-const PROGRAM = SPANS + SPAN_MEANINGS.indexOf("program");
+const PROGRAM = STATE_KEYS.indexOf("program");
 const LETTERS = "ABCDEFGH"; // the names of several runs
 const FONT = "11px system-ui, sans-serif";
 
-const MOST_LANES = { span: 4, operation: 6, step: 1 }; // any further bars share the last lane
+// In a run that continues, a wait longer than this, in ns, looks like one that never finishes.
+const SHORT_WAIT = 1e9;
+// The bands of a rank. The program's time is on the first lane of the spans.
+const BANDS = ["span", "operation", "step", "program"];
+// The first lane of each band among all lanes, and their number; further bars share the last lane.
+const LANES = [0, 4, 10, 11];
+const MOST_NAMED = 200000; // the most events in which names for the legend are searched
 const ARRAYS = { i1: Int8Array, i2: Int16Array, i4: Int32Array, f8: Float64Array };
 
 /** Decodes base64. */
@@ -39,38 +45,41 @@ function readHead(buffer) {
   return [JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, end - 4))), end];
 }
 
-/** Reads one trace, which is a head and its columns. */
+/** Reads one trace, which is a head, the columns of its events, and tables. */
 function readRun(buffer) {
   const [head, end] = readHead(buffer);
-  const events = head.counts.reduce((sum, count) => sum + count, 0);
-  const columns = {};
+  const columns = {}, tables = {};
   let at = end;
-  for (const { name, type } of head.columns) {
-    const size = ARRAYS[type].BYTES_PER_ELEMENT * events;
-    columns[name] = new ARRAYS[type](buffer.slice(at, at + size)); // the start may not be aligned
-    at += size;
+  for (const { name, type, size } of head.columns) {
+    const column = new ARRAYS[type](buffer, at, size), [table, number] = name.split(" ");
+    if (number) (tables[table] ??= [])[number] = column; // such as "bubbles 0"
+    else columns[name] = column;
+    at += (column.byteLength + 7) & -8; // the columns are aligned
   }
-  return new Run(head, columns, events);
+  return new Run(head, columns, tables, columns.post.length);
 }
 
-/** One trace, as columns of events ordered by rank and post time. Times are in ns, or NaN if there is none. */
+/**
+ * One trace, as columns of events ordered by rank and post time. Times are in ns, or NaN if there
+ * is none. The stretches in which a rank runs its own program are also events, after all others;
+ * they are found when first needed, and have only times and ranks, on the first lane.
+ */
 class Run {
-  constructor(head, columns, size) {
-    this.head = head;
-    this.size = size;
-    this.ranks = head.counts.length;
-    this.columns = columns;
+  constructor(head, columns, tables, size) {
+    Object.assign(this, { head, columns, tables, size, ranks: head.counts.length });
+    Object.assign(this, { start: head.start, begin: head.first, end: Math.max(1, head.end) });
+    Object.assign(this, { marks: head.marks, hosts: head.hosts, stages: head.stages });
     this.kinds = head.ops.map(([, kind]) => kind); // by operation
+    this.isMark = this.kinds.map((kind) => kind === "mark");
+    this.isSpan = this.kinds.map((kind) => kind === "span");
+    this.isStep = head.labels.map((label) => label.startsWith("step "));
+    this.looks = head.meanings.map((meaning) => STATE_KEYS.indexOf(meaning, SPANS));
     this.first = [0];
     for (const count of head.counts) this.first.push(this.first.at(-1) + count);
     this.readTimes();
-    this.isStep = head.labels.map((label) => label.startsWith("step "));
-    this.findProgram();
-    this.looks = head.meanings.map((meaning) => SPANS + SPAN_MEANINGS.indexOf(meaning));
     this.lane = new Uint8Array(this.post.length); // by event; valid after `lanesOf` its rank
-    this.lanes = [];
-    this.hosts = head.hosts;
-    this.stages = this.findStages();
+    this.intervals = new Intervals(2 * Math.max(0, ...head.counts) + 1); // of one rank at a time
+    [this.lanes, this.programs] = [[], []]; // by rank, found when first needed
     this.flags = head.findings.map((finding) => ({
       ...finding, event: finding.events[0] ?? -1,
       look: SLOW_KINDS.has(finding.kind) ? "slow" : "problem",
@@ -79,112 +88,31 @@ class Run {
 
   /** Adds up the times, which are stored as differences; they count from the first non-mark. */
   readTimes() {
-    const { size, first, kinds } = this, { post, wait, done, op } = this.columns;
-    this.rank = new Int32Array(size);
-    for (const name of ["post", "wait", "done"]) this[name] = new Float64Array(size);
-    this.marks = [];
-    let start = Infinity;
+    const { size, first, start, isMark, isSpan, isStep } = this;
+    const { post, wait, done, op, thread, label } = this.columns;
+    const all = 3 * size; // an event begins at most two of the program's stretches
+    [this.post, this.done] = [new Float64Array(all), new Float64Array(all)];
+    [this.wait, this.busy] = [new Float64Array(size), new Float64Array(size)];
+    this.rank = new Int32Array(all);
     for (let rank = 0; rank < this.ranks; rank++) {
-      for (let i = first[rank], time = 0; i < first[rank + 1]; i++) {
-        time += post[i];
-        this.post[i] = time;
-        this.rank[i] = rank;
-        if (kinds[op[i]] === "mark") this.marks.push(i);
-        else start = Math.min(start, time);
+      this.rank.fill(rank, first[rank], first[rank + 1]);
+      for (let i = first[rank], sum = -start; i < first[rank + 1]; i++) {
+        sum += post[i];
+        this.post[i] = sum;
+        this.wait[i] = wait[i] < 0 ? NaN : sum + wait[i];
+        this.done[i] = done[i] < 0 ? NaN : sum + done[i];
+        // when the first thread began to wait or to run a span; a step is not a part of its program
+        this.busy[i] = thread[i] || isMark[op[i]] ? NaN
+          : !isSpan[op[i]] ? this.wait[i] : isStep[label[i]] ? this.done[i] : sum;
       }
     }
-    this.start = start < Infinity ? start : 0; // in ns since the start of the run
-    let begin = Infinity, end = Math.max(1, this.head.end - this.start);
-    for (let i = 0; i < size; i++) {
-      const time = (this.post[i] -= this.start);
-      this.wait[i] = wait[i] < 0 ? NaN : time + wait[i];
-      this.done[i] = done[i] < 0 ? NaN : time + done[i];
-      begin = Math.min(begin, time);
-      end = Math.max(end, time + Math.max(0, wait[i], done[i]));
-    }
-    Object.assign(this, { begin: Math.min(begin, end), end });
   }
 
-  /**
-   * Finds the stretches in which ranks ran their own program, as `traces/program.py` does: the time
-   * on the first thread that is neither in a span nor in a wait. They become events after the last.
-   */
-  findProgram() {
-    const { size, first, kinds, post, wait, done } = this, { op, thread, label } = this.columns;
-    const isMark = kinds.map((kind) => kind === "mark"), isSpan = kinds.map((kind) => kind === "span");
-    const [begins, ends] = [new Float64Array(2 * size), new Float64Array(2 * size)];
-    const [before, after] = [new Int32Array(2 * size), new Int32Array(2 * size)];
-    const most = 2 * Math.max(0, ...this.head.counts);
-    const start = new Float64Array(most), end = new Float64Array(most), event = new Int32Array(most);
-    let count = 0, found = 0;
-    const add = (i, begin, until) => { // keeps the moments sorted; they come almost in order
-      let at = count++;
-      for (; at && start[at - 1] > begin; at--) {
-        start[at] = start[at - 1];
-        end[at] = end[at - 1];
-        event[at] = event[at - 1];
-      }
-      start[at] = begin;
-      end[at] = until;
-      event[at] = i;
-    };
-    this.programs = []; // for each rank, its first stretch and the one after its last
-    for (let rank = 0; rank < this.ranks; rank++) {
-      const from = size + found;
-      count = 0;
-      for (let i = first[rank]; i < first[rank + 1]; i++) {
-        if (thread[i] || isMark[op[i]]) continue;
-        const span = isSpan[op[i]], covers = span && !this.isStep[label[i]];
-        const until = done[i] >= 0 ? done[i] : Infinity;
-        add(i, post[i], covers ? until : post[i]);
-        if (!span && wait[i] >= 0) add(i, wait[i], until);
-        else if (span && !covers && done[i] >= 0) add(i, done[i], done[i]);
-      }
-      for (let k = 0, free = start[0], last = event[0]; k < count; k++) {
-        if (start[k] > free) {
-          begins[found] = free;
-          ends[found] = start[k];
-          before[found] = last;
-          after[found++] = event[k];
-        }
-        if (end[k] >= free) {
-          free = end[k];
-          last = event[k];
-        }
-      }
-      this.programs.push([from, size + found]);
-    }
-    this.addEvents(...[begins, ends, before, after].map((column) => column.subarray(0, found)));
-  }
-
-  /** Adds the stretches of the ranks' own program as events after the last. */
-  addEvents(begins, ends, before, after) {
-    const { size, kinds } = this;
-    const grow = (column, value, values = []) => {
-      const grown = new column.constructor(size + begins.length).fill(value, size);
-      grown.set(column);
-      grown.set(values, size);
-      return grown;
-    };
-    const ranks = before.map((i) => this.rank[i]), names = Object.keys(this.columns);
-    [this.before, this.after, this.rank] = [before, after, grow(this.rank, 0, ranks)];
-    [this.post, this.done] = [grow(this.post, 0, begins), grow(this.done, 0, ends)];
-    this.wait = grow(this.wait, NaN);
-    for (const name of names) this.columns[name] = grow(this.columns[name], -1);
-    this.columns.partner.fill(0, size);
-    this.columns.op.fill(kinds.push("program") - 1, size);
-    this.head.ops.push(["program", "program"]);
-    this.bands = Uint8Array.from(kinds, (kind) => (kind === "span" || kind === "program" ? 0 : 1));
-  }
-
-  /** Returns the lowest stage of each rank, or -1; or undefined for a run without stages. */
-  findStages() {
-    const stages = new Int32Array(this.ranks).fill(-1), { stage } = this.columns;
-    for (let i = 0; i < this.size; i++) {
-      const least = stages[this.rank[i]]; // -1 is above all stages as an unsigned number
-      if (stage[i] >= 0 && stage[i] < least >>> 0) stages[this.rank[i]] = stage[i];
-    }
-    return stages.some((one) => one >= 0) ? stages : undefined;
+  /** Returns a rank's part of a table, as a list of columns. */
+  rowsOf(table, rank) {
+    const [ranks, ...columns] = this.tables[table];
+    const [from, until] = [firstAbove(ranks, rank), firstAbove(ranks, rank + 1)];
+    return columns.map((column) => column.subarray(from, until));
   }
 
   /** Returns whether two ranks are on two different known hosts. */
@@ -193,14 +121,15 @@ class Run {
     return one !== other && one >= 0 && other >= 0;
   }
 
-  kind(i) { return this.kinds[this.columns.op[i]]; }
+  kind(i) { return i < this.size ? this.kinds[this.columns.op[i]] : "program"; }
   op(i) { return this.head.ops[this.columns.op[i]][0]; }
   partner(i) { return this.columns.partner[i] ? i + this.columns.partner[i] : -1; }
-  label(i) { return this.columns.label[i] < 0 ? "" : this.head.labels[this.columns.label[i]]; }
-  group(i) { return this.columns.group[i] < 0 ? "" : this.head.groups[this.columns.group[i]]; }
-  payload(i) { return this.columns.payload[i] < 0 ? null : this.head.payloads[this.columns.payload[i]]; }
+  label(i) { return this.head.labels[this.columns.label[i]] ?? ""; }
+  group(i) { return this.head.groups[this.columns.group[i]] ?? ""; }
+  payload(i) { return this.head.payloads[this.columns.payload[i]] ?? null; }
   bytes(i) { return Math.max(0, this.payload(i)?.[2] ?? 0); }
   endOf(i) { return isNaN(this.done[i]) ? this.end : this.done[i]; }
+  openEndOf(i) { return this.done[i] >= 0 ? this.done[i] : Infinity; }
   isMessage(i) { const kind = this.kind(i); return kind === "send" || kind === "recv"; }
   isOperation(i) { return this.isMessage(i) || this.kind(i) === "collective"; }
 
@@ -209,15 +138,23 @@ class Run {
   /** Returns whether an operation never finished, or failed while its rank waited. */
   isStuck(i) { return this.wait[i] >= 0 && (isNaN(this.done[i]) || this.hasFailed(i)); }
 
-  bandOf(i) { return BANDS[this.bandNumber(i)]; }
+  bandOf(i) { return i < this.size ? BANDS[this.bandNumber(i)] : "program"; }
 
-  /** Returns the place of an event's band in BANDS. */
+  /** Returns the place in BANDS of the band of an event that is not the program's. */
   bandNumber(i) {
-    const number = this.bands[this.columns.op[i]], label = this.columns.label[i];
-    return number === 0 && label >= 0 && this.isStep[label] ? 2 : number;
+    return !this.isSpan[this.columns.op[i]] ? 1 : this.isStep[this.columns.label[i]] ? 2 : 0;
   }
 
-  /** Returns the bytes per second of a finished message or collective, or NaN if there is no such rate. */
+  /** Returns the events of each call of a collective. */
+  get collectives() {
+    if (this.byCall) return this.byCall;
+    const { call } = this.columns;
+    this.byCall = [];
+    for (let i = 0; i < this.size; i++) if (call[i] >= 0) (this.byCall[call[i]] ??= []).push(i);
+    return this.byCall;
+  }
+
+  /** Returns the bytes per second of a finished message or collective, or NaN if unknown. */
   rate(i) {
     const other = this.partner(i);
     const begin = other < 0 ? this.post[i] : Math.max(this.post[i], this.post[other]);
@@ -227,12 +164,19 @@ class Run {
 
   /** Returns an event's place in the program, such as "train.py:12", or "" if unknown. */
   place(i) {
-    if (i >= this.size) { // between two lines
-      const [from, to] = [this.before, this.after].map((side) => this.place(side[i - this.size]));
-      return from === to ? from : [from, to].filter(Boolean).join(" to ");
-    }
+    if (i >= this.size) return this.stretch(this.before[i - this.size], this.after[i - this.size]);
     const file = this.columns.file[i];
     return file < 0 ? "" : `${this.head.files[file].split("/").at(-1)}:${this.columns.line[i]}`;
+  }
+
+  /** Returns the place of the program between two events, such as "step, train.py:12 to 14". */
+  stretch(...sides) {
+    const { file, line } = this.columns, places = sides.map((i) => this.place(i));
+    const names = sides.map((i) => this.head.functions[`${file[i]}:${line[i]}`]);
+    const [from, to] = names.map((name, k) => (name ? `${name}, ${places[k]}` : places[k]));
+    if (from === to) return from;
+    const isNear = names[0] === names[1] && file[sides[0]] === file[sides[1]];
+    return isNear ? `${from} to ${line[sides[1]]}` : [from, to].filter(Boolean).join(" to ");
   }
 
   /** Returns the lines that an event came from: the caller of a thin wrapper, and its own line. */
@@ -257,13 +201,20 @@ class Run {
   /** Calls `each(from, until, state)` for the parts of an event's bar. */
   parts(i, each) {
     if (i >= this.size) return each(this.post[i], this.done[i], PROGRAM);
-    const kind = this.kind(i), finished = !isNaN(this.done[i]), isCollective = kind === "collective";
-    const post = this.post[i], wait = this.wait[i], done = this.done[i], end = this.endOf(i);
+    const kind = this.kind(i), isCollective = kind === "collective";
+    const finished = !isNaN(this.done[i]), post = this.post[i];
+    const wait = this.wait[i], done = this.done[i], end = this.endOf(i);
     if (kind === "span") return each(post, end, this.looks[this.columns.label[i]] ?? SPANS);
     if (this.hasFailed(i)) return each(post, end, FAILED);
-    if (isNaN(wait)) return each(post, end, !finished ? UNWAITED : isCollective ? COLLECTIVE : POSTED);
+    const unwaited = !finished ? UNWAITED : isCollective ? COLLECTIVE : POSTED;
+    if (isNaN(wait)) return each(post, end, unwaited);
     if (wait > post) each(post, wait, POSTED);
-    if (!finished) return each(wait, end, UNFINISHED);
+    if (!finished) {
+      const late = this.head.progress ? Math.min(wait + SHORT_WAIT, end) : wait;
+      const reason = isCollective ? COLLECTIVE : kind === "send" ? LATE_RECEIVER : LATE_SENDER;
+      if (late > wait) each(wait, late, reason);
+      return late < end && each(late, end, UNFINISHED);
+    }
     if (isCollective) return each(wait, done, COLLECTIVE);
     const other = this.partner(i);
     if (other < 0) return each(wait, done, BLOCKED);
@@ -272,69 +223,126 @@ class Run {
     if (done > met) each(met, done, TRANSFER);
   }
 
-  /** Returns the lanes of a rank's bars, on which bars do not overlap. */
+  /** Returns pairs of a state and a name for everything that bars show. */
+  drawnNames() {
+    const { isMark, isSpan, columns: { op, label }, head: { labels } } = this;
+    const spans = new Uint8Array(labels.length + 1), found = new Uint8Array(STATES.length);
+    const note = (_, __, state) => { found[state] = 1; };
+    for (let i = 0; i < Math.min(this.size, MOST_NAMED); i++) {
+      if (isSpan[op[i]]) spans[label[i] + 1] = 1; // the first is for spans without a name
+      else if (!isMark[op[i]]) this.parts(i, note);
+    }
+    found[PROGRAM] = Math.min(1, this.tables.program[0].length);
+    const others = STATES.map(({ name }, state) => [state, name]).filter(([state]) => found[state]);
+    const looks = [SPANS, ...this.looks], all = ["", ...labels].map((name, k) => [looks[k], name]);
+    const named = all.filter((_, k) => spans[k]).map(([state, name]) =>
+      [state, STATE_KEYS[state] in LOOKS.span ? name : STATES[state].name]);
+    return [...others, ...named];
+  }
+
+  /** Returns the lanes of a rank's bars by band; bars on a lane do not overlap. */
   lanesOf(rank) { return (this.lanes[rank] ??= this.layOut(rank)); }
 
-  /** Puts each of a rank's bars on the first lane where it fits, so that nested spans have their own. */
+  /** Returns the lanes of a band; that of the program is found when first needed. */
+  lanesIn(rank, band) {
+    if (band !== "program") return this.lanesOf(rank)[band];
+    return [this.programs[rank] ??= findProgram(this, rank)];
+  }
+
+  /** Returns a rank's first event that may overlap a time range, and the one after the last. */
+  rangeOf(rank, from, until) {
+    const { span, operation } = this.lanesOf(rank);
+    const ends = [...span, ...operation].map(({ events, begins, ends }) =>
+      [events[firstAbove(ends, from)] ?? Infinity, events[firstAbove(begins, until) - 1] ?? -1]);
+    const low = Math.min(...ends.map(([one]) => one));
+    return [low, Math.max(low, ...ends.map(([, one]) => one + 1))];
+  }
+
+  /** Puts each of a rank's bars on the first lane where it fits, so that spans can nest. */
   layOut(rank) {
-    const order = this.inOrder(rank), { post, done, end } = this;
-    const bands = BANDS.map(() => []), numbers = new Uint8Array(order.length);
+    const order = this.inOrder(rank), places = new Uint8Array(order.length);
+    const lanes = Array.from({ length: LANES.at(-1) }, () => new Lane());
+    const own = this.rowsOf("program", rank)[0].length; // 1 if the program needs the first lane
+    this.placeBars(order, places, lanes, own);
+    const isUsed = ({ size }, place) => size > 0 || place < own, isFound = lanes.map(isUsed);
+    for (const lane of lanes) lane.reserve(lane.size);
+    this.fill(order, places, lanes);
+    const [span, operation, step] = LANES.slice(1).map((end, band) =>
+      lanes.slice(0, end).filter((_, place) => place >= LANES[band] && isFound[place]));
+    return { span, operation, step };
+  }
+
+  /** Adds bars to the lanes at their places. */
+  fill(order, places, lanes) {
     for (let k = 0; k < order.length; k++) {
-      const i = order[k], band = this.bandNumber(i), lanes = bands[band];
-      numbers[k] = band;
-      let number = 0;
-      while (number < lanes.length && lanes[number].end > post[i]) number++;
-      if (number === MOST_LANES[BANDS[band]]) number--;
-      const lane = (lanes[number] ??= { size: 0, end: 0 });
-      lane.end = Math.max(lane.end, done[i] >= 0 ? done[i] : end);
-      lane.size++;
-      this.lane[i] = number;
+      lanes[places[k]].add(order[k], this.post[order[k]], this.endOf(order[k]));
     }
-    for (const lane of bands.flat()) {
-      lane.events = new Int32Array(lane.size);
-      [lane.begins, lane.ends] = [new Float64Array(lane.size), new Float64Array(lane.size)];
-      lane.size = lane.end = 0;
-    }
+  }
+
+  /** Finds the place of each bar among all lanes; only the first thread uses the first `own`. */
+  placeBars(order, places, lanes, own) {
+    const { post, lane, columns: { thread } } = this;
     for (let k = 0; k < order.length; k++) {
-      const i = order[k], lane = bands[numbers[k]][this.lane[i]], at = lane.size++;
-      lane.end = Math.max(lane.end, done[i] >= 0 ? done[i] : end);
-      lane.events[at] = i;
-      lane.begins[at] = post[i];
-      lane.ends[at] = lane.end;
+      const i = order[k], band = this.bandNumber(i), last = LANES[band + 1] - 1;
+      let place = LANES[band] + (band === 0 && thread[i] ? own : 0);
+      while (place < last && lanes[place].end > post[i]) place++;
+      lanes[place].end = Math.max(lanes[place].end, this.endOf(i));
+      lanes[place].size++;
+      lane[i] = place - LANES[band];
+      places[k] = place;
     }
-    return Object.fromEntries(BANDS.map((band, number) => [band, bands[number]]));
   }
 
   /** Returns a rank's events except marks, sorted by post time, unlike those of several threads. */
   inOrder(rank) {
-    const [from, until] = this.programs[rank], { post } = this;
-    const order = new Int32Array(this.first[rank + 1] - this.first[rank] + until - from);
-    let size = 0, sorted = true, gap = from;
-    for (let i = this.first[rank]; i < this.first[rank + 1]; i++) {
-      if (this.kinds[this.columns.op[i]] === "mark") continue;
-      while (gap < until && post[gap] < post[i]) order[size++] = gap++;
+    const { post, isMark, first: { [rank]: from, [rank + 1]: until } } = this;
+    const order = new Int32Array(until - from);
+    let size = 0, sorted = true;
+    for (let i = from; i < until; i++) {
+      if (isMark[this.columns.op[i]]) continue;
       sorted &&= !(size && post[i] < post[order[size - 1]]);
       order[size++] = i;
     }
-    while (gap < until) order[size++] = gap++;
     const own = order.subarray(0, size);
     return sorted ? own : own.sort((a, b) => post[a] - post[b]);
   }
 
   /** Calls `each(event)` for the bars of a lane between two times. */
   between({ events, begins, ends }, from, until, each) {
-    for (let k = firstAbove(ends, from); k < events.length && begins[k] <= until; k++) each(events[k]);
+    const { length } = events;
+    for (let k = firstAbove(ends, from); k < length && begins[k] <= until; k++) each(events[k]);
   }
 
   /** Calls `each(event)` for the bars of a rank's bands between two times. */
   visit(rank, bands, from, until, each) {
-    const lanes = this.lanesOf(rank);
-    for (const lane of bands.flatMap((band) => lanes[band])) this.between(lane, from, until, each);
+    for (const band of bands) {
+      for (const lane of this.lanesIn(rank, band)) this.between(lane, from, until, each);
+    }
   }
 
   /** Calls `each(event)` for the operations of all ranks between two times. */
   visitAll(from, until, each) {
-    for (let rank = 0; rank < this.ranks; rank++) this.visit(rank, ["operation"], from, until, each);
+    const { ranks } = this;
+    for (let rank = 0; rank < ranks; rank++) this.visit(rank, ["operation"], from, until, each);
+  }
+}
+
+/** Bars in the order of their begins; `ends` has the latest end so far. */
+class Lane {
+  constructor() { [this.size, this.end] = [0, 0]; }
+
+  /** Makes room for bars. */
+  reserve(size) {
+    [this.size, this.end, this.events] = [0, 0, new Int32Array(size)];
+    [this.begins, this.ends] = [new Float64Array(size), new Float64Array(size)];
+    return this;
+  }
+
+  add(event, begin, end) {
+    this.end = Math.max(this.end, end);
+    this.events[this.size] = event;
+    this.begins[this.size] = begin;
+    this.ends[this.size++] = this.end;
   }
 }
 
@@ -351,24 +359,11 @@ function firstAbove(list, value) {
 /** Returns a place in a program as one word, such as "train.py:14" or "In[5]:3". */
 function placeWord({ file, line }) { return `${file.split(/[/\\ ]/).at(-1)}:${line}`; }
 
-/** Returns the relative luminance of a colour "#rrggbb" (WCAG 2.1). */
-function luminance(colour) {
-  const linear = [1, 3, 5].map((at) => {
-    const share = parseInt(colour.slice(at, at + 2), 16) / 255;
-    return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
-  });
-  return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
-}
-
 /** Returns black or white, whichever is easier to read on a colour. */
-function readableInk(colour) {
-  const isLight = (luminance(colour) + 0.05) ** 2 > 1.05 * 0.05;
-  return LOOKS.paper[isLight ? "on_light" : "on_dark"].light;
-}
+function readableInk(colour) { return INKS[colour]; }
 
 const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
 const RATES = [[1e9, "GB/s"], [1e6, "MB/s"], [1e3, "kB/s"], [1, "B/s"]];
-
 
 /** Formats a time in ns with a suitable unit, as in "1.25 ms". */
 function timeText(ns, digits = 3) {
@@ -390,5 +385,6 @@ function countText(number, what) {
 /** Formats a number of bytes, as in "64 KiB". */
 function bytesText(bytes) {
   const power = Math.min(4, Math.max(0, Math.floor(Math.log2(Math.max(1, bytes)) / 10)));
-  return `${Number((bytes / 1024 ** power).toPrecision(4))} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
+  const unit = ["B", "KiB", "MiB", "GiB", "TiB"][power];
+  return `${Number((bytes / 1024 ** power).toPrecision(4))} ${unit}`;
 }

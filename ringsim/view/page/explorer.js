@@ -22,11 +22,9 @@ async function start() {
       number * options.length + options.indexOf(values[at])), 0);
     const frame = head.frames[place], root = empty.cloneNode(true);
     const runs = frame.runs.map((run) => readRun(buffer.slice(ends[run], ends[run + 1])));
-    root.classList.add("ready");
     outer.querySelector(".ringsim").replaceWith(root);
     const tab = view?.close().tab, dark = view?.timeline.dark ?? prefers.matches;
-    window.ringsim = view = new FrameView(root, runs).open(dark);
-    if (tab) view.showTab(tab);
+    window.ringsim = view = new FrameView(root, runs).open(dark, tab);
     explorer.show(frame, view);
   };
   const first = head.choices.map(({ value }) => value);

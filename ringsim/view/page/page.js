@@ -1,27 +1,27 @@
-// The entry file of a standalone page. The page contains the traces, and its address contains the state of the view.
+// The entry file of a standalone page, which contains the traces. The page's address contains the
+// state of the view.
 
 class Page extends View {
   /** Writes the state of the view to the address, so that a copied link restores the state. */
   remember() {
-    const { timeline } = this, number = (one) => this.runs.indexOf(one.run);
-    const words = new URLSearchParams({ t: [timeline.from, timeline.until].map(Math.round) });
-    words.set("h", Math.round(timeline.head));
-    if (timeline.hasOwnHeight) words.set("y", this.rowsWord());
-    if (timeline.selected) words.set("e", [number(timeline.selected), timeline.selected.event]);
-    if (this.pins.length) words.set("p", this.pins.map((one) => [number(one), one.event]));
-    if (timeline.notes.length) words.set("m", timeline.notes.map(Math.round));
-    if (this.part("search").value) words.set("q", this.part("search").value);
-    words.set("tab", this.tab);
-    words.set("hide", [...timeline.hidden]);
-    if (timeline.grouping !== "rank") words.set("by", timeline.grouping);
+    const { timeline, tab } = this, { hidden, grouping, selected, pins, notes, top } = timeline;
+    const place = (one) => [this.runs.indexOf(one.run), one.event];
+    const rows = [top, timeline.rowHeight].map((one) => Number(one.toFixed(1)));
+    const words = {
+      t: [timeline.from, timeline.until].map(Math.round), h: Math.round(timeline.head),
+      y: timeline.hasOwnHeight ? rows : [], e: selected ? place(selected) : [],
+      p: pins.map(place), m: notes.map(Math.round), q: this.part("search").value,
+      tab, hide: [...hidden], by: grouping === "rank" ? "" : grouping,
+    };
+    const said = Object.entries(words).filter(([name, value]) => name === "hide" || `${value}`);
     try {
-      history.replaceState(null, "", `#${words.toString().replaceAll("%2C", ",")}`);
+      history.replaceState(null, "", `#${new URLSearchParams(said)}`.replaceAll("%2C", ","));
     } catch {
       // the address of a frame without an origin of its own cannot be changed
     }
   }
 
-  /** Switches to the light theme until printing has ended. Pages without a still picture print the timeline. */
+  /** Switches to the light theme until printing has ended; a still picture may be missing. */
   print() {
     if (!this.timeline.dark) return;
     this.setTheme(false);
@@ -29,26 +29,51 @@ class Page extends View {
     addEventListener("afterprint", () => this.setTheme(true), { once: true });
   }
 
-  rowsWord() { return [this.timeline.top, this.timeline.rowHeight].map((one) => Number(one.toFixed(1))); }
-
   restore() {
-    const { timeline } = this, words = new URLSearchParams(location.hash.slice(1));
-    const numbers = (name) => (words.has(name) ? words.get(name).split(",").map(Number) : []);
+    const { timeline, runs } = this, words = new URLSearchParams(location.hash.slice(1));
+    const list = (name) => (words.get(name) ?? "").split(",").filter(Boolean);
+    const numbers = (name) => list(name).map(Number).filter(Number.isFinite);
     const [from, until] = numbers("t"), [head] = numbers("h"), [top, height] = numbers("y");
     if (until > from) timeline.show(from, until);
     if (head > 0) timeline.head = head;
     if (timeline.groupings().includes(words.get("by"))) this.groupBy(words.get("by"));
-    if (words.has("hide")) timeline.hidden = new Set(words.get("hide").split(",").filter(Boolean));
+    if (words.has("hide")) timeline.hidden = new Set(list("hide"));
     if (height > 0) timeline.setRowHeight(height);
     if (top >= 0) timeline.scroll(top - timeline.top);
-    timeline.notes = numbers("m").filter(Number.isFinite);
-    const places = (list) => list.flatMap((run, k) => (k % 2 ? [] : [{ run: this.runs[run], event: list[k + 1] }]));
-    const exists = ({ run, event }) => run && Number.isInteger(event) && event >= 0 && event < run.size;
-    for (const one of places(numbers("p")).filter(exists)) this.pin(one);
-    for (const one of places(numbers("e")).filter(exists)) this.select(one);
+    timeline.notes = numbers("m");
+    const events = (name) => numbers(name).flatMap((event, k, all) => {
+      const run = k % 2 ? runs[all[k - 1]] : undefined;
+      return Number.isInteger(event) && event < run?.size ? [{ run, event }] : [];
+    });
+    for (const one of events("p")) this.pin(one);
+    for (const one of events("e")) this.select(one);
     this.part("search").value = words.get("q") ?? "";
     this.search(this.part("search").value);
     if (this.tabs.includes(words.get("tab"))) this.tab = words.get("tab");
+  }
+}
+
+/** Opens a view of runs, in the theme that the reader prefers. */
+function openView(View, root, runs) {
+  const prefers = matchMedia("(prefers-color-scheme: dark)");
+  return (window.ringsim = new View(root, runs).open(prefers.matches));
+}
+
+/** Shows the parts of a run that the page's server sends while it continues, and the whole run. */
+async function follow(root) {
+  const next = root.cloneNode(true);
+  for (let view;; await new Promise((go) => setTimeout(go, 250))) {
+    const answer = await fetch("run").catch(() => undefined);
+    if (!answer) return; // the server has ended
+    if (!answer.ok) continue; // there is no part yet
+    const run = readRun(await unpack(await answer.arrayBuffer()));
+    if (view && run.head.progress) view.renew(run);
+    else if (run.head.progress) view = openView(LiveView, root, [run]);
+    else {
+      view?.close();
+      root.replaceWith(next);
+      return openView(Page, next, [run]);
+    }
   }
 }
 
@@ -57,12 +82,12 @@ async function start() {
   const root = document.querySelector(".ringsim");
   try {
     const packed = [...document.querySelectorAll('script[type="application/x-ringsim"]')];
-    const runs = await Promise.all(packed.map(async (one) => readRun(await unpack(fromBase64(one.textContent.trim())))));
-    root.classList.add("ready");
+    const read = async (one) => readRun(await unpack(fromBase64(one.textContent.trim())));
+    const runs = await Promise.all(packed.map(read));
+    addEventListener("beforeprint", () => window.ringsim?.print?.());
     const prefers = matchMedia("(prefers-color-scheme: dark)");
-    window.ringsim = new Page(root, runs).open(prefers.matches);
-    addEventListener("beforeprint", () => window.ringsim.print());
-    prefers.addEventListener("change", (event) => window.ringsim.setTheme(event.matches));
+    prefers.addEventListener("change", (event) => window.ringsim?.setTheme(event.matches));
+    if (runs.length) openView(Page, root, runs); else await follow(root);
   } catch (error) {
     root.querySelector('[data-part="live"]').textContent = `cannot show the view: ${error.message}`;
     root.classList.add("failed");

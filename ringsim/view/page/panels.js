@@ -1,26 +1,30 @@
-// The panels next to the timeline: an event's card, findings, statistics, and the table of visible events.
+// The panels next to the timeline: an event's card, findings, statistics, and the visible events.
 
 const MOST_TABLE = 200; // the most rows in the table for screen readers
+const MOST_ROWS = 60; // the most rows in the other tables
+const MOST_DOTS = 50000; // the most messages in the picture of bandwidths
 const SVG = new DOMParser().parseFromString("<svg/>", "text/html").body.firstChild.namespaceURI;
 
 /** Creates an element. Data from a trace is inserted only as text. */
 function make(name, properties = {}, ...children) {
   const element = document.createElement(name);
   for (const [key, value] of Object.entries(properties)) {
-    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
-    else if (key in element && typeof value !== "string") element[key] = value;
+    if (key in element && typeof value !== "string") element[key] = value;
     else element.setAttribute(key, value);
   }
   element.append(...children);
   return element;
 }
 
-/** Creates an SVG element. */
 function svg(name, attributes, ...children) {
   const element = document.createElementNS(SVG, name);
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
   element.append(...children);
   return element;
+}
+
+function press(text, properties, ...more) {
+  return make("button", { type: "button", ...properties }, text, ...more);
 }
 
 /** Returns the context of a canvas in CSS pixels, empty and with the view's font. */
@@ -33,43 +37,35 @@ function setUp(canvas, width, height) {
   return context;
 }
 
-/** Creates a button. */
-function press(text, properties) {
-  return make("button", { type: "button", ...properties }, text);
-}
-
 /** Returns the facts about an event, each as a pair of a name and a text. */
 function describe(run, event) {
-  const { rank, post, wait: { [event]: wait }, done: { [event]: done } } = run, isOpen = isNaN(done);
-  const facts = [["rank", `${rank[event]}`], ["start", timeText(post[event], 6)]];
-  const add = (name, ...values) => facts.push([name, ...values]);
-  const addColumn = (name) => {
-    if (run.columns[name][event] >= 0) add(name, `${run.columns[name][event]}`);
-  };
-  if (run.kind(event) !== "mark") add("end", isOpen ? "never finished" : timeText(done, 6));
-  if (!isOpen) add("duration", timeText(done - post[event], 4));
-  if (run.isOperation(event)) {
-    run.parts(event, (from, until, state) => {
-      if (until > from) add(STATES[state].name, timeText(until - from, 4));
-    });
-    if (isNaN(wait)) add("waited for", "never");
-    add("group", run.group(event) || "unknown");
-    addColumn("tag");
-    const [type, shape, bytes] = run.payload(event) ?? [], rate = run.rate(event);
-    if (type) add("tensor", `${type}[${shape.join(", ")}], ${bytesText(bytes)}`);
-    const name = run.kind(event) === "collective" ? "bytes per second" : "bandwidth";
-    if (rate) add(name, `${(rate / 1e9).toPrecision(3)} GB/s`);
-  }
-  addColumn("stage");
-  addColumn("microbatch");
-  if (run.place(event)) add("line", run.place(event));
-  return facts;
+  const [post, wait, done] = [run.post, run.wait, run.done].map((times) => times[event]);
+  const kind = run.kind(event), isOpen = isNaN(done), states = [];
+  run.parts(event, (from, until, state) => {
+    if (until > from) states.push([STATES[state].name, timeText(until - from, 4)]);
+  });
+  const column = (name) => [name, run.columns[name][event] >= 0 && `${run.columns[name][event]}`];
+  const [type, shape, bytes] = run.payload(event) ?? [], rate = run.rate(event);
+  const operation = [
+    ...states, ["waited for", isNaN(wait) && "never"], ["group", run.group(event) || "unknown"],
+    column("tag"), ["tensor", type && `${type}[${shape.join(", ")}], ${bytesText(bytes)}`],
+    [kind === "collective" ? "bytes per second" : "bandwidth",
+      rate && `${(rate / 1e9).toPrecision(3)} GB/s`],
+  ];
+  return [
+    ["rank", `${run.rank[event]}`], ["start", timeText(post, 6)],
+    ["end", kind !== "mark" && (isOpen ? "never finished" : timeText(done, 6))],
+    ["duration", !isOpen && timeText(done - post, 4)],
+    ...(run.isOperation(event) ? operation : []),
+    column("stage"), column("microbatch"), ["line", run.place(event)],
+  ].filter(([, text]) => text);
 }
 
 /** Returns a sentence about the reason why an operation was blocked, or "" if there is none. */
 function reason(run, event) {
   const other = run.partner(event), isSend = run.kind(event) === "send";
-  if (run.isMessage(event) && other < 0) return `No matching ${isSend ? "recv" : "send"} was found.`;
+  const missing = `No matching ${isSend ? "recv" : "send"} was found.`;
+  if (run.isMessage(event) && other < 0) return missing;
   if (other < 0 || Number.isNaN(run.wait[event])) return "";
   const late = Math.min(run.post[other], run.endOf(event)) - run.wait[event];
   if (late <= 0) return "The other side was already posted.";
@@ -80,16 +76,16 @@ function reason(run, event) {
 /** Returns at most four lines about an event; the card in the panel has everything. */
 function shortCard(run, event) {
   const { [event]: begin } = run.post, { [event]: done } = run.done, other = run.partner(event);
-  const { [event]: stage } = run.columns.stage, join = (...words) => words.filter(Boolean).join(", ");
-  const times = run.kind(event) === "mark" ? timeText(begin, 6)
-    : isNaN(done) ? `from ${timeText(begin, 6)}, never finished`
-      : `${timeText(begin, 6)} to ${timeText(done, 6)} (${timeText(done - begin, 4)})`;
-  const where = join(`rank ${run.rank[event]}`, stage >= 0 && `stage ${stage}`, times);
+  const { [event]: stage } = run.columns.stage, join = (words) => words.filter(Boolean).join(", ");
+  const start = timeText(begin, 6), took = timeText(done - begin, 4);
+  const times = run.kind(event) === "mark" ? start
+    : isNaN(done) ? `from ${start}, never finished` : `${start} to ${timeText(done, 6)} (${took})`;
   const payload = run.payload(event) && bytesText(run.bytes(event));
-  const about = other < 0 ? join(run.group(event), payload, run.place(event))
-    : join(`other side: rank ${run.rank[other]}`,
-      `from ${timeText(run.post[other], 6)} to ${timeText(run.endOf(other), 6)}`, run.place(other));
-  return [run.text(event), where, about, reason(run, event)].filter(Boolean);
+  const about = other < 0 ? [run.group(event), payload, run.place(event)]
+    : [`other side: rank ${run.rank[other]}`,
+      `from ${timeText(run.post[other], 6)} to ${timeText(run.endOf(other), 6)}`, run.place(other)];
+  const where = [`rank ${run.rank[event]}`, stage >= 0 && `stage ${stage}`, times];
+  return [run.text(event), join(where), join(about), reason(run, event)].filter(Boolean);
 }
 
 /** Returns the card of an event and that of its other side; `buttons` follow the event's name. */
@@ -99,99 +95,94 @@ function card(run, event, goTo, ...buttons) {
     [make("dt", {}, name), make("dd", {}, text)]));
   const other = run.partner(event), why = reason(run, event);
   const parts = [head(event, ...buttons), facts(event), ...(why ? [make("p", {}, why)] : [])];
-  const about = { title: "go to the other side (Enter)", onclick: () => goTo({ run, event: other }) };
-  if (other >= 0) parts.push(head(other, press("go there", about)), facts(other));
-  return parts;
+  if (other < 0) return parts;
+  const go = { title: "go to the other side (Enter)", onclick: () => goTo({ run, event: other }) };
+  return [...parts, head(other, press("go there", go)), facts(other)];
 }
 
 /** Adds up the selected area by rank: the time of each state, the messages sent and their bytes. */
 function sumArea({ rows, runs, tape: [from, until], box }) {
-  const [first, last] = box ?? [0, rows.length - 1];
-  const all = rows.slice(first, last + 1).flatMap((row) => row.ranks.map((rank) => ({ ...row, rank })));
-  return all.map(({ run, rank, number }) => {
-    const name = rank + (runs.length > 1 ? LETTERS[number] : "");
-    const sum = { name, times: new Float64Array(STATES.length), messages: 0, bytes: 0 };
+  const [first, last] = box ?? [0, rows.length - 1], chosen = rows.slice(first, last + 1);
+  return chosen.flatMap(({ run, number, ranks }) => ranks.map((rank) => {
+    const name = rank + (runs.length > 1 ? LETTERS[number] : ""), sends = [];
+    const times = new Float64Array(STATES.length);
     run.visit(rank, BANDS, from, until, (event) => {
       run.parts(event, (begin, end, state) => {
-        sum.times[state] += Math.max(0, Math.min(end, until) - Math.max(begin, from));
+        times[state] += Math.max(0, Math.min(end, until) - Math.max(begin, from));
       });
-      if (run.kind(event) !== "send" || run.post[event] < from) return;
-      sum.messages += 1;
-      sum.bytes += run.bytes(event);
+      if (run.kind(event) === "send" && run.post[event] >= from) sends.push(event);
     });
-    return sum;
-  });
+    return { name, times, messages: sends.length, bytes: sumOf(sends, (i) => run.bytes(i)) };
+  }));
 }
 
 /** Returns tables of the sums of the selected area; `names` has the names of the states by key. */
 function areaTables(timeline, names) {
   const sums = sumArea(timeline), [from, until] = timeline.tape;
-  const total = (of) => sums.reduce((sum, one) => sum + of(one), 0);
-  const totals = STATES.map((_, state) => total(({ times }) => times[state]));
+  const totals = STATES.map((_, state) => sumOf(sums, ({ times }) => times[state]));
   const states = [...totals.keys()].filter((state) => totals[state] > 0);
   const name = (state, most = 3) => {
     const all = [...(names.get(STATE_KEYS[state]) ?? [STATES[state].name])];
     return all.slice(0, most).join(", ") + (all.length > most ? " …" : "");
   };
   const share = (time) => `${((100 * time) / ((until - from) * sums.length)).toFixed(1)} %`;
-  const sent = ({ messages, bytes }) => `${messages.toLocaleString("en")}, ${bytesText(bytes)}`;
+  const short = (state) => STATES[state].short || name(state, 1);
+  const [length, begin, end] = [until - from, from, until].map((time) => timeText(time, 4));
+  const sent = countText(sumOf(sums, ({ messages }) => messages), "message");
+  const size = bytesText(sumOf(sums, ({ bytes }) => bytes));
   return [
-    make("p", {}, `${timeText(until - from, 4)} from ${timeText(from, 4)} to ${timeText(until, 4)}, `
-      + `${countText(sums.length, "rank")}: `
-      + `${countText(total(({ messages }) => messages), "message")} sent, `
-      + `${bytesText(total(({ bytes }) => bytes))}. `
-      + "Nested spans and overlapping operations count in each."),
+    make("p", {}, `${length} from ${begin} to ${end}, ${countText(sums.length, "rank")}: `
+      + `${sent} sent, ${size}. Nested spans and overlapping operations count in each.`),
     table("Time of all ranks", ["state", "time", "share"],
       states.map((state) => [name(state), timeText(totals[state], 4), share(totals[state])])),
-    table("By rank", ["rank", ...states.map((state) => STATES[state].short || name(state, 1)), "sent"],
+    table("By rank", ["rank", ...states.map(short), "sent"],
       sums.slice(0, MOST_TABLE).map((one) => [
-        one.name, ...states.map((state) => timeText(one.times[state])), sent(one)])),
+        one.name, ...states.map((state) => timeText(one.times[state])),
+        `${one.messages.toLocaleString("en")}, ${bytesText(one.bytes)}`])),
   ];
 }
 
-/** Returns the 60 rows with the most bytes. */
 function most(rows) {
-  return [...rows].sort((a, b) => b.bytes - a.bytes || b.count - a.count).slice(0, 60);
+  return [...rows].sort((a, b) => b.bytes - a.bytes || b.count - a.count).slice(0, MOST_ROWS);
 }
 
 /** Returns a table of the operations in a window. */
 function statisticsTable(run, from, until) {
-  const rows = new Map();
-  run.visitAll(from, until, (i) => {
-    const key = run.columns.op[i] + run.head.ops.length * run.columns.group[i];
-    const row = rows.get(key)
-      ?? { op: run.op(i), group: run.group(i), count: 0, bytes: 0, blocked: [], rates: [] };
-    rows.set(key, row);
-    row.count += 1;
-    row.bytes += run.bytes(i);
-    if (run.done[i] >= run.wait[i]) row.blocked.push(run.done[i] - run.wait[i]);
-    if (run.rate(i)) row.rates.push(run.rate(i));
-  });
-  const sum = (values) => values.reduce((all, one) => all + one, 0);
-  const cells = ({ op, group, count, bytes, blocked, rates }) => [
-    op, group, count.toLocaleString("en"), bytesText(bytes),
-    blocked.length ? `${timeText(median(blocked))}, ${timeText(sum(blocked))}` : "–",
-    rates.length ? `${(median(rates) / 1e9).toPrecision(2)} GB/s` : "–",
-  ];
+  const operations = [], { op, group } = run.columns;
+  run.visitAll(from, until, (i) => operations.push(i));
+  const byName = Map.groupBy(operations, (i) => op[i] + run.head.ops.length * group[i]);
+  const rows = [...byName.values()].map((all) => ({
+    all, count: all.length, bytes: sumOf(all, (i) => run.bytes(i)),
+  }));
+  const cells = ({ all, count, bytes }) => {
+    const blocked = all.map((i) => run.done[i] - run.wait[i]).filter((time) => time >= 0);
+    const rates = all.map((i) => run.rate(i)).filter((rate) => rate > 0);
+    return [run.op(all[0]), run.group(all[0]), count.toLocaleString("en"), bytesText(bytes),
+      blocked.length ? `${timeText(median(blocked))}, ${timeText(sumOf(blocked))}` : "–",
+      rates.length ? `${(median(rates) / 1e9).toPrecision(2)} GB/s` : "–"];
+  };
   return table(`Operations from ${timeText(from, 4)} to ${timeText(until, 4)}`,
     ["operation", "group", "count", "bytes", "blocked: median, total", "median rate"],
-    most(rows.values()).map(cells));
+    most(rows).map(cells));
 }
+
+function sumOf(list, of = (one) => one) { return list.reduce((sum, one) => sum + of(one), 0); }
 
 /** Returns the median, or NaN if there are no values. */
 function median(values) {
   return values.length ? Float64Array.from(values).sort()[values.length >> 1] : NaN;
 }
 
-/** Creates a table with a caption. */
+/** Creates a table, in which the first cell of each row is its name. */
 function table(caption, names, rows) {
-  const row = (cells) => make("tr", {}, ...cells.map((cell) => make("td", {}, cell)));
-  const heads = names.map((name) => make("th", { scope: "col" }, name));
-  return make("table", {}, make("caption", {}, caption),
-    make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows.map(row)));
+  const cell = (text) => make("td", { class: /^[\d.]+( \S+)?$/.test(text) ? "number" : "" }, text);
+  const row = ([name, ...cells]) =>
+    make("tr", {}, make("th", { scope: "row" }, name), ...cells.map(cell));
+  const head = make("tr", {}, ...names.map((name) => make("th", { scope: "col" }, name)));
+  return make("table", {}, ...(caption ? [make("caption", {}, caption)] : []),
+    make("thead", {}, head), make("tbody", {}, ...rows.map(row)));
 }
 
-/** Creates a table of the traffic on each edge, in descending order. */
 function edgesTable(edges) {
   const cells = ({ src, dst, count, bytes }) =>
     [`rank ${src}`, `rank ${dst}`, count.toLocaleString("en"), bytesText(bytes)];
@@ -204,58 +195,61 @@ function bandwidths(timeline, run) {
   const points = [];
   run.visitAll(timeline.from, timeline.until, (i) => {
     const kind = run.kind(i), rate = kind === "send" ? NaN : run.rate(i);
-    if (rate && points.length < 50000) points.push([run.bytes(i), rate, kind]);
+    if (rate && points.length < MOST_DOTS) points.push([run.bytes(i), rate, kind]);
   });
   return points;
 }
 
+/** Returns the panel of bandwidths, with a chart of a width. */
+function bandwidthPanel(timeline, run, width) {
+  const label = "bandwidth against size for the visible messages";
+  return [bandwidthChart(timeline, [run], label, width, 180), make("p", {}, "Each dot is a visible "
+    + "message, and each square is a visible collective. If a rank began to wait late, the "
+    + "bandwidth is a lower bound.")];
+}
+
 /** Draws the bandwidth of the messages in a window against their size, on logarithmic axes. */
-function drawBandwidth(canvas, timeline, ...runs) {
-  const width = canvas.clientWidth || 300, height = canvas.clientHeight || 180;
-  const context = setUp(canvas, width, height);
-  context.fillStyle = timeline.muted;
+function bandwidthChart(timeline, runs, label, width, height) {
   const several = runs.map((run) => bandwidths(timeline, run)), all = several.flat();
-  if (!all.length) return context.fillText("no message with data ended in this window", 10, height / 2);
+  if (!all.length) return make("p", {}, "No message with data ended in this window.");
+  const [wide, tall] = [width - 84, height - 34];
   const range = (at, log) => {
     const values = all.map((one) => log(one[at]) + 1e-9);
     const [low, high] = [Math.min, Math.max].map((end) => values.reduce((a, b) => end(a, b)));
     return [Math.floor(low), Math.max(Math.floor(low) + 1, Math.ceil(high - 1e-6))];
   };
-  const [x0, x1] = range(0, Math.log2), [y0, y1] = range(1, Math.log10);
-  const x = (bytes) => 62 + ((Math.log2(bytes) - x0) / (x1 - x0)) * (width - 84);
-  const y = (rate) => height - 22 - ((Math.log10(rate) - y0) / (y1 - y0)) * (height - 34);
-  context.strokeStyle = timeline.grid;
-  const step = Math.ceil((x1 - x0) / Math.max(1, Math.floor((width - 84) / 56)));
-  context.textAlign = "center";
+  const [x0, x1] = range(0, Math.log2), [y0, y1] = range(1, Math.log10), parts = [];
+  const x = (bytes) => 62 + ((Math.log2(bytes) - x0) / (x1 - x0)) * wide;
+  const y = (rate) => 12 + ((y1 - Math.log10(rate)) / (y1 - y0)) * tall;
+  const step = Math.ceil((x1 - x0) / Math.max(1, Math.floor(wide / 56)));
   for (let power = x0; power <= x1; power += step) {
-    context.strokeRect(x(2 ** power), 12, 0, height - 34);
-    context.fillText(bytesText(2 ** power), x(2 ** power), height - 11);
+    const at = x(2 ** power), name = bytesText(2 ** power);
+    parts.push(`<path d="M${at},12v${tall}"/><text x="${at}" y="${height - 8}">${name}</text>`);
   }
-  context.textAlign = "right";
   for (let power = y0; power <= y1; power++) {
-    context.strokeRect(62, y(10 ** power), width - 84, 0);
-    context.fillText(rateText(10 ** power), 58, y(10 ** power));
+    const at = y(10 ** power), name = rateText(10 ** power);
+    parts.push(`<path d="M62,${at}h${wide}"/>`,
+      `<text class="rate" x="58" y="${at + 4}">${name}</text>`);
   }
   for (const [number, points] of several.entries()) {
-    const name = runs.length > 1 ? LETTERS[number] : "";
-    drawPoints(context, timeline, points.map(([bytes, rate, kind]) => [x(bytes), y(rate), kind]), name);
+    const places = points.map(([bytes, rate, kind]) => [x(bytes), y(rate), kind]);
+    parts.push(drawPoints(places, runs.length > 1 ? LETTERS[number] : ""));
   }
+  const viewBox = `0 0 ${width} ${height}`;
+  const chart = svg("svg", { class: "chart", role: "img", "aria-label": label, viewBox });
+  chart.innerHTML = parts.join("");
+  return chart;
 }
 
 /** Draws a run's points; those of several runs are joined, named, and hollow after the first. */
-function drawPoints(context, timeline, points, name) {
-  const hollow = name > "A";
-  for (const [at, [x, y, kind]] of points.entries()) {
-    const colour = timeline.colours[kind === "collective" ? COLLECTIVE : TRANSFER];
-    context.fillStyle = context.strokeStyle = colour;
-    if (name && at) strokeLine(context, points[at - 1], [x, y]);
-    context.beginPath();
-    if (kind === "collective") context.rect(x - 2, y - 2, 4, 4);
-    else context.arc(x, y, hollow ? 4 : 2.2, 0, 7);
-    if (hollow) context.stroke();
-    else context.fill();
-    if (at === points.length - 1) context.fillText(name, x + 16, y);
-  }
+function drawPoints(places, name) {
+  const [squares, dots] = [true, false].map((isSquare) => places.filter(([, , kind]) =>
+    isSquare === (kind === "collective")).map(([x, y]) => `M${x},${y}h0.01`).join(""));
+  const line = places.map(([x, y]) => [x, y]).join("L"), [x, y] = places.at(-1) ?? [];
+  const named = `<path class="line" d="M${line}"/><text x="${x + 14}" y="${y + 4}">${name}</text>`;
+  const hole = name > "A" ? `<path class="hole" d="${dots}"/>` : "";
+  return (name && places.length ? named : "") + `<path class="squares" d="${squares}"/>`
+    + `<path class="dots ${hole && "hollow"}" d="${dots}"/>${hole}`;
 }
 
 /** Returns a table of the visible events, or of only the first if there are many. */
@@ -273,21 +267,32 @@ function visibleTable(timeline) {
     ["rank", "event", "start", "end", "line"], rows);
 }
 
-const NUMBERS = { // of a run's event, for a search
-  rank: (run, i) => run.rank[i], size: (run, i) => (run.payload(i) ? run.bytes(i) : NaN),
-  from: (run, i) => sideOf(run, i, "send"), to: (run, i) => sideOf(run, i, "recv"),
-  ...Object.fromEntries(["peer", "tag", "stage", "microbatch"].map((name) => [name, (run, i) => run.columns[name][i]])),
-};
+const COLUMN_FIELDS = ["peer", "tag", "stage", "microbatch"];
+const FIELDS = new Map(Object.entries({ // of a run's event, for a search
+  rank: (run, i) => run.rank[i],
+  size: (run, i) => (run.payload(i) ? run.bytes(i) : NaN),
+  from: (run, i) => sideOf(run, i, "send"),
+  to: (run, i) => sideOf(run, i, "recv"),
+  ...Object.fromEntries(COLUMN_FIELDS.map((name) => [name, (run, i) => run.columns[name][i]])),
+  op: (run, i) => run.op(i),
+  label: (run, i) => run.label(i),
+  group: (run, i) => run.group(i),
+  line: (run, i) => run.places(i).map((place) => placeWord(place).toLowerCase()),
+}));
+
 /** Returns the sender ("send") or the receiver ("recv") of a message, or NaN for other events. */
 function sideOf(run, i, kind) {
   if (!run.isMessage(i)) return NaN;
   return run.kind(i) === kind ? run.rank[i] : run.columns.peer[i];
 }
 
-const TEXTS = {
-  op: (run, i) => run.op(i), label: (run, i) => run.label(i), group: (run, i) => run.group(i),
-};
-const FIELDS = [...Object.keys(NUMBERS), ...Object.keys(TEXTS), "line"];
+/** Returns whether a value of an event fits a term of a search, such as `rank:2` or `size>1024`. */
+function fits(own, sign, value, isWhole) {
+  if (Array.isArray(own)) return own.includes(value);
+  if (typeof own === "string") return isWhole ? own === value : own.toLowerCase().includes(value);
+  const number = value ? Number(value) : NaN;
+  return sign === ":" ? own === number : sign === "<" ? own < number : own > number;
+}
 
 /**
  * Converts a search text to {test, unknown}: a test for events, and the first field that does not
@@ -296,19 +301,11 @@ const FIELDS = [...Object.keys(NUMBERS), ...Object.keys(TEXTS), "line"];
 function parseSearch(text) {
   let unknown;
   const tests = text.trim().toLowerCase().split(/\s+/).filter(Boolean).map((word) => {
-    const [, name, sign, value] = /^([a-z]+)(:|<|>)(.*)$/.exec(word) ?? [];
-    const number = value ? Number(value) : NaN, { [name]: read } = { ...NUMBERS, ...TEXTS };
-    if (name && !FIELDS.includes(name)) unknown ??= name;
-    if (name === "line") return (run, i) => run.places(i).some((one) => placeWord(one).toLowerCase() === value);
-    if (name in NUMBERS && sign === ":") return (run, i) => read(run, i) === number;
-    if (name in NUMBERS) return (run, i) => (sign === "<" ? read(run, i) < number : read(run, i) > number);
-    if (name in TEXTS) {
-      return (run, i) => {
-        const isGroup = name === "group" && run.head.groups.includes(value);
-        return isGroup ? run.group(i) === value : read(run, i).toLowerCase().includes(value);
-      };
-    }
-    return (run, i) => run.text(i).toLowerCase().includes(word) || run.place(i).toLowerCase().includes(word);
+    const [, name, sign, value] = /^([a-z]+)(:|<|>)(.*)$/.exec(word) ?? [], read = FIELDS.get(name);
+    if (name && !read) unknown ??= name;
+    const isGroup = (run) => name === "group" && run.head.groups.includes(value);
+    if (read) return (run, i) => fits(read(run, i), sign, value, isGroup(run));
+    return (run, i) => [run.text(i), run.place(i)].some((own) => own.toLowerCase().includes(word));
   });
   return { test: (run, i) => tests.every((test) => test(run, i)), unknown };
 }

@@ -1,33 +1,10 @@
 // Finds what each rank does at a time, and the ranks that it waits for.
 
-/**
- * Returns {calls, callOf}: the events of each call of a collective, and a function from an event to
- * its call, or undefined. The k-th calls on all ranks of a group belong together.
- */
-function findCollectives(run) {
-  const calls = new Map(), keys = new Float64Array(run.size);
-  for (let rank = 0; rank < run.ranks; rank++) {
-    const counts = new Map(); // by group
-    for (let i = run.first[rank]; i < run.first[rank + 1]; i++) {
-      if (run.kind(i) !== "collective") continue;
-      const group = run.columns.group[i] + 2, count = counts.get(group) ?? 0;
-      keys[i] = group * 2 ** 32 + count;
-      counts.set(group, count + 1);
-      const call = calls.get(keys[i]);
-      if (call) call.push(i); else calls.set(keys[i], [i]);
-    }
-  }
-  return { calls: [...calls.values()], callOf: (i) => calls.get(keys[i]) };
-}
-
-/** Returns the collectives of a run, which are found when first needed. */
-function collectivesOf(run) { return (run.collectives ??= findCollectives(run)); }
-
 /** Returns the ranks that an operation waits for at a time, because they have not joined it yet. */
 function awaited(run, event, time) {
   if (!run.isMessage(event)) {
     const members = run.head.members[run.columns.group[event]] ?? [];
-    const call = collectivesOf(run).callOf(event) ?? [];
+    const call = run.collectives[run.columns.call[event]] ?? [];
     const joined = new Set(call.filter((i) => run.post[i] <= time).map((i) => run.rank[i]));
     return members.filter((rank) => !joined.has(rank));
   }
@@ -40,7 +17,7 @@ function awaited(run, event, time) {
 function stateAt(run, rank, now) {
   const [first, last] = [run.first[rank], run.first[rank + 1]], { post, wait, done } = run;
   let blocked = -1, isOpen = false;
-  run.visit(rank, BANDS, now, now, (i) => {
+  run.visit(rank, ["span", "operation", "step"], now, now, (i) => {
     if (done[i] <= now) return;
     isOpen = true;
     if (wait[i] <= now) blocked = Math.max(blocked, i);
@@ -55,9 +32,9 @@ function stateAt(run, rank, now) {
 
 /** Returns {state, event, for} by rank; `for` lists the ranks that a rank waits for. */
 function waitsAt(run, time) {
-  const now = Math.min(time, run.end), found = new Map(), { callOf } = collectivesOf(run);
-  const others = (event) => {
-    const key = callOf(event) ?? event; // all ranks in a call wait for the same ranks
+  const now = Math.min(time, run.end), found = new Map();
+  const others = (event) => { // all ranks in a call wait for the same ranks
+    const key = run.collectives[run.columns.call[event]] ?? event;
     if (!found.has(key)) found.set(key, awaited(run, event, now));
     return found.get(key);
   };

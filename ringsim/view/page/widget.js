@@ -1,4 +1,8 @@
-// The entry file of a view in a notebook. The kernel sends the traces in a message, and shares the window and the selection.
+// The entry file of a view in a notebook. The kernel sends the traces in a message, and shares the
+// window and the selection.
+
+const WAITING = "The view is waiting for the kernel to send its trace. If the view does not "
+  + "appear, run the cell again.";
 
 class NotebookView extends View {
   constructor(root, runs, model) {
@@ -7,11 +11,10 @@ class NotebookView extends View {
   }
 
   remember() {
-    const { timeline, model } = this, one = timeline.selected;
+    const { timeline, model, runs } = this, { run, event } = timeline.selected ?? {};
     if (this.closed) return;
-    model.set("window", [timeline.from, timeline.until].map((time) => time + this.runs[0].start));
-    model.set("selected", one?.event < one?.run.size ? [this.runs.indexOf(one.run), one.event] : []);
-    model.save_changes();
+    const window = [timeline.from, timeline.until].map((time) => time + runs[0].start);
+    setAll(model, { window, selected: event < run?.size ? [runs.indexOf(run), event] : [] });
   }
 
   /** In a notebook, keys are the view's only if it has the focus or the pointer. */
@@ -39,46 +42,67 @@ class NotebookView extends View {
   }
 }
 
+/** Sets values of a model, and sends them to the kernel. */
+function setAll(model, values) {
+  for (const [name, value] of Object.entries(values)) model.set(name, value);
+  model.save_changes();
+}
+
 /** Returns whether a notebook's theme is dark, judged by its text colour. */
 function isDark(element) {
   const [red, green, blue] = getComputedStyle(element).color.match(/[\d.]+/g) ?? [0, 0, 0];
   return 0.3 * red + 0.59 * green + 0.11 * blue > 128;
 }
 
-/** Shows a model in a notebook's element. anywidget calls this function, and calls the returned function when the element is removed. */
+/**
+ * Shows a model in a notebook's element. anywidget calls this function, and calls the returned
+ * function when the element is removed.
+ */
 function render({ model, el }) {
-  // The attribute lets the view handle its own keys in Notebook 7; otherwise the notebook would, and pressing D twice would delete a cell.
+  // The attribute lets the view handle its own keys in Notebook 7; otherwise the notebook would,
+  // and pressing D twice would delete a cell.
   const host = el.appendChild(make("div", { "data-lm-suppress-shortcuts": "true" }));
-  const shadow = host.attachShadow({ mode: "open" }); // separates the view's style from the notebook's
-  const said = make("p", {}, "The view is waiting for the kernel to send its trace. If the view does not appear, run the cell again.");
-  const choices = model.get("choices"); // of an explorer
+  const shadow = host.attachShadow({ mode: "open" }); // keeps the notebook's style out
+  const said = make("p", {}, WAITING), choices = model.get("choices"); // of an explorer
   const outer = make("div", { class: "parts" });
-  const explorer = choices.length ? new Explorer(outer, choices, model.get("chosen"), true, (values) => {
-    model.set("chosen", values);
-    model.save_changes();
-  }) : undefined;
+  const choose = (chosen) => setAll(model, { chosen });
+  const explorer = choices.length
+    ? new Explorer(outer, choices, model.get("chosen"), true, choose) : undefined;
   outer.append(said);
-  shadow.append(make("style", {}, STYLE), make("div", { class: explorer ? "ringsim ready explorer" : "" }, outer));
-  const live = el.appendChild(make("style")); // hides the explorer's still picture, which is a separate output
+  const look = { class: explorer ? "ringsim ready explorer" : "" };
+  shadow.append(make("style", {}, STYLE), make("div", look, outer));
+  const live = el.appendChild(make("style")); // hides an explorer's still picture, another output
   let view, tab, version = -1;
+  const makeRoot = () => {
+    const page = document.createElement("template");
+    page.innerHTML = PAGE;
+    const root = page.content.querySelector(".ringsim");
+    (outer.querySelector(".ringsim") ?? said).replaceWith(root);
+    return root;
+  };
+  const showLive = async (buffer) => { // a part of a run that continues
+    const run = readRun(await unpack(buffer));
+    if (version > 0) return; // the whole run has come meanwhile
+    if (view) view.renew?.(run); else view = new LiveView(makeRoot(), [run]).open(isDark(el));
+  };
   const show = async (message, buffers) => {
-    if (message.select && view) view.select({ run: view.runs[message.select[0]], event: message.select[1] }, true);
+    const [number, event] = message.select ?? [];
+    if (view && message.select) view.select({ run: view.runs[number], event }, true);
+    if (message.live) return showLive(buffers[0]);
     if (!(message.version > version)) return;
-    if (version >= 0) for (const name of ["window", "selected"]) model.set(name, []); // these values belong to the previous runs
+    if (version >= 0) { // the old values belong to the previous runs
+      model.set("window", []);
+      model.set("selected", []);
+    }
     version = message.version;
     tab = view?.close().tab ?? tab;
     view = undefined;
     const runs = await Promise.all(buffers.map(async (one) => readRun(await unpack(one))));
     if (message.version < version) return;
-    const page = document.createElement("template");
-    page.innerHTML = PAGE;
-    const root = page.content.querySelector(".ringsim");
-    root.classList.add("ready");
-    (outer.querySelector(".ringsim") ?? said).replaceWith(root);
-    view = new NotebookView(root, runs, model).open(isDark(el));
-    if (tab) view.showTab(tab);
+    view = new NotebookView(makeRoot(), runs, model).open(isDark(el), tab);
     explorer?.show(message.frame, view);
-    if (explorer) live.textContent = `.${message.still}, .jp-OutputArea-child:has(.${message.still}) { display: none }`;
+    const { still } = message, hidden = `.${still}, .jp-OutputArea-child:has(.${still})`;
+    if (explorer) live.textContent = `${hidden} { display: none }`;
   };
   const follow = () => view?.follow();
   const themes = new MutationObserver(() => view?.setTheme(isDark(el)));
