@@ -261,8 +261,9 @@ class _Calls:
         """
         _name_process(f"ringsim-rank{config.rank}")
         recorder.world = job.epoch
-        show_lines(job.lines)
-        if not self._has_entered:
+        if self._has_entered:
+            show_lines(job.lines)
+        else:
             self._has_entered = True
             _enter(job, _launcher_variables(config, self._port))
             _start_computing(job, config)
@@ -447,7 +448,7 @@ def _read_port(config: RankConfig) -> int:
 
 
 def _enter(job: Job, variables: dict[str, str]) -> None:
-    """Adopts the caller's environment, working directory, import path, arguments and loggers."""
+    """Adopts the caller's environment, directory, import path, arguments, loggers and cells."""
     kept = {name: os.environ[name] for name in ("GLOO_SOCKET_IFNAME",) if name in os.environ}
     wanted = {**kept, **job.environ, **variables}
     for name in os.environ.keys() - wanted.keys():
@@ -462,6 +463,7 @@ def _enter(job: Job, variables: dict[str, str]) -> None:
         sys.path[:] = [job.cwd if job.module else os.path.dirname(job.script), *job.path]
     sys.argv[:] = job.argv
     configure_loggers(job.loggers)
+    show_lines(job.lines)
 
 
 def show_lines(cells: dict[str, list[str]]) -> None:
