@@ -65,6 +65,7 @@ from ringsim.diagnose.failure import (
 from ringsim.errors import RingError
 from ringsim.faults import jitter_of, slowed_by
 from ringsim.launch import process, worlds
+from ringsim.launch.debugging import RankDebugger
 from ringsim.launch.job import ALONE, Job, RankConfig, configure_loggers
 from ringsim.launch.namespace import Namespace
 from ringsim.launch.protocol import ASK, DO, IDLE, JOIN, OVER, STOP, WAKE, WAKE_S, WHERE, answer
@@ -138,6 +139,7 @@ class _Calls:
         self._has_entered = self._is_interruptible = False
         # groups with operations that earlier calls have left in flight
         self._open_groups: set[str] = set()
+        self._asking = threading.Lock()  # several threads may stop at breakpoints
         self._steps: Counter[str] = Counter()  # of optimizers in this call, begun and done
 
     def serve(self) -> NoReturn:
@@ -192,6 +194,16 @@ class _Calls:
             return True, dumps(function(*args))
         except Exception as error:
             return False, dumps(error)
+
+    def _stop(self) -> None:
+        """Stops at a breakpoint of the program."""
+        RankDebugger(self._ask, lambda: f"rank {self._config.rank}").set_trace(sys._getframe(1))
+
+    def _ask(self, text: str) -> str:
+        """Shows a text to the user, and returns the line that the user types."""
+        with self._asking:
+            self._say(("asks", text))
+            return str(self.inbox.get())
 
     def run(self, config: RankConfig, job: Job | None = None) -> bool:
         """Runs one call, whose files ``config`` names; returns whether its function has returned.
@@ -271,6 +283,10 @@ class _Calls:
                 Path(self._config.directory), functools.partial(_end, config, self._say)
             )
             self._open_door()
+        if job.debug:
+            sys.breakpointhook = self._stop
+            # processes that the program forks have no channel
+            os.register_at_fork(after_in_child=_forget_breakpoints)
         recorder.set_meta("num_threads", torch.get_num_threads())
         recorder.set_meta("argv", job.argv)
         if job.check != "basic" or job.inject:
@@ -281,6 +297,10 @@ class _Calls:
                 jitter_of(job.inject, config.rank),
             )
             change_state(slowdown=slowdown, jitter=jitter)
+
+
+def _forget_breakpoints() -> None:
+    sys.breakpointhook = sys.__breakpointhook__
 
 
 def _flush_output() -> None:
