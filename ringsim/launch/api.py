@@ -21,6 +21,7 @@ from ringsim.traces.value import Trace
 if TYPE_CHECKING:
     from ringsim.launch.recording import Recording
 
+_DAY_S = 86_400.0
 WORLD_SIZE_MAX = 1024  # real processes; use the simulator for more
 
 
@@ -44,6 +45,7 @@ def trace(
     check: str = ...,
     backend: str | None = ...,
     live: bool = ...,
+    debug: bool = ...,
 ) -> Trace: ...
 
 
@@ -62,6 +64,7 @@ def trace(
     check: str = "basic",
     backend: str | None = None,
     live: bool = False,
+    debug: bool = False,
 ) -> Trace | Recording:
     """Runs a function on real ranks and records every message.
 
@@ -104,6 +107,11 @@ def trace(
             end the run; the error lists the operations that the ranks waited for.
         live: whether to show the run while it runs: in a notebook as a widget below the cell, in a
             terminal as a page in your browser, or as one line per rank if there is no browser.
+        debug: whether ``breakpoint()`` in a rank brings its debugger to the caller's cell or
+            terminal. While it waits for you, time stands still for ``limit_s``, ``timeout_s`` and
+            the search for stuck ranks. Other limits, such as those of groups that the worker
+            creates, continue to run. An operation that exceeds ``timeout_s`` ends the run with
+            ``RunTimeout``, which the worker cannot catch.
 
     Returns:
         The trace, with events, pictures, and the ``results`` and ``output`` of each rank. With a
@@ -133,6 +141,11 @@ def trace(
                 "live must be omitted with a path, got True: the ranks are already running. To see "
                 "them while they run, use: ringsim watch."
             )
+        if debug:
+            raise ArgumentError(
+                "debug must be omitted with a path, got True: the ranks are already running. To "
+                "start ranks, pass a function instead of a path."
+            )
         return _record(Path(worker_or_path), world_size, inject, check)
     check_worker(worker_or_path)
     if is_replaying():
@@ -153,6 +166,9 @@ def trace(
         _check_for_mpi(injections, check)
     job = replace(pack_call(worker_or_path, args, kwargs, seed), check=check, inject=injections)
     options = RunOptions(limit_s=limit_s)
+    if debug:  # time can stand still for ringsim, but not for torch
+        job, options = replace(job, debug=True), replace(options, timeout_s=kind.timeout_s)
+        kind = replace(kind, timeout_s=_DAY_S)
     if live:
         return run_live(functools.partial(run, job, kind), options, kind.world_size)
     return run(job, kind, options)

@@ -113,6 +113,7 @@ class Job:
         directory: the directory of a session's call, or None for the directory of the ranks.
         epoch: how often a session has made its groups again.
         only: the ranks that run a session's call; the others return at once. None means all.
+        debug: whether breakpoints bring a rank's debugger to the caller.
     """
 
     call: bytes | None
@@ -131,6 +132,7 @@ class Job:
     directory: str | None = None
     epoch: int = 0
     only: tuple[int, ...] | None = None
+    debug: bool = False
 
 
 def pack_call(

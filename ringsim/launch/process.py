@@ -12,7 +12,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from ringsim.launch.job import INTERRUPT, Job, RankConfig, show_lines
+from ringsim.launch.job import INTERRUPT, Job, RankConfig
 from ringsim.launch.results import write_result
 
 _LINE_BYTES = 65_536  # a pipe holds no more
@@ -91,7 +91,6 @@ def become(
     try:
         job, function, args = pickle.loads(channel.recv_bytes())
         enter(job, {})
-        show_lines(job.lines)
         threading.Thread(target=process.listen, name="ringsim-channel", daemon=True).start()
         process.finish(pkgutil.resolve_name(function)(process, *args))
     except BaseException as error:  # the caller must receive any error

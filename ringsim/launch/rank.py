@@ -64,6 +64,7 @@ from ringsim.diagnose.failure import (
 from ringsim.errors import RingError
 from ringsim.faults import jitter_of, slowed_by
 from ringsim.launch import process, worlds
+from ringsim.launch.debugging import RankDebugger
 from ringsim.launch.job import ALONE, Job, RankConfig, configure_loggers, show_lines
 from ringsim.launch.namespace import Namespace
 from ringsim.launch.protocol import ASK, DO, IDLE, JOIN, OVER, STOP, WAKE, WAKE_S, WHERE, answer
@@ -137,6 +138,7 @@ class _Calls:
         self._has_entered = self._is_interruptible = False
         # groups with operations that earlier calls have left in flight
         self._open_groups: set[str] = set()
+        self._asking = threading.Lock()  # several threads may stop at breakpoints
         self._steps: Counter[str] = Counter()  # of optimizers in this call, begun and done
 
     def serve(self) -> NoReturn:
@@ -191,6 +193,16 @@ class _Calls:
             return True, dumps(function(*args))
         except Exception as error:
             return False, dumps(error)
+
+    def _stop(self) -> None:
+        """Stops at a breakpoint of the program."""
+        RankDebugger(self._ask, lambda: f"rank {self._config.rank}").set_trace(sys._getframe(1))
+
+    def _ask(self, text: str) -> str:
+        """Shows a text to the user, and returns the line that the user types."""
+        with self._asking:
+            self._say(("asks", text))
+            return str(self.inbox.get())
 
     def run(self, config: RankConfig, job: Job | None = None) -> bool:
         """Runs one call, whose files ``config`` names; returns whether its function has returned.
@@ -260,8 +272,9 @@ class _Calls:
         """
         _name_process(f"ringsim-rank{config.rank}")
         recorder.world = job.epoch
-        show_lines(job.lines)
-        if not self._has_entered:
+        if self._has_entered:
+            show_lines(job.lines)
+        else:
             self._has_entered = True
             _enter(job, _launcher_variables(config, self._port))
             _start_computing(job, config)
@@ -269,6 +282,10 @@ class _Calls:
                 Path(self._config.directory), functools.partial(_end, config, self._say)
             )
             self._open_door()
+        if job.debug:
+            sys.breakpointhook = self._stop
+            # processes that the program forks have no channel
+            os.register_at_fork(after_in_child=_forget_breakpoints)
         recorder.set_meta("num_threads", torch.get_num_threads())
         recorder.set_meta("argv", job.argv)
         if job.check != "basic" or job.inject:
@@ -279,6 +296,10 @@ class _Calls:
                 jitter_of(job.inject, config.rank),
             )
             change_state(slowdown=slowdown, jitter=jitter)
+
+
+def _forget_breakpoints() -> None:
+    sys.breakpointhook = sys.__breakpointhook__
 
 
 def _flush_output() -> None:
@@ -446,7 +467,7 @@ def _read_port(config: RankConfig) -> int:
 
 
 def _enter(job: Job, variables: dict[str, str]) -> None:
-    """Adopts the caller's environment, working directory, import path, arguments and loggers."""
+    """Adopts the caller's environment, directory, import path, arguments, loggers and cells."""
     kept = {name: os.environ[name] for name in ("GLOO_SOCKET_IFNAME",) if name in os.environ}
     wanted = {**kept, **job.environ, **variables}
     for name in os.environ.keys() - wanted.keys():
@@ -461,6 +482,7 @@ def _enter(job: Job, variables: dict[str, str]) -> None:
         sys.path[:] = [job.cwd if job.module else os.path.dirname(job.script), *job.path]
     sys.argv[:] = job.argv
     configure_loggers(job.loggers)
+    show_lines(job.lines)
 
 
 def _start_computing(job: Job, config: RankConfig) -> None:

@@ -25,7 +25,7 @@ from ringsim.diagnose.failure import (
 )
 from ringsim.diagnose.parting import tell_partings
 from ringsim.diagnose.snapshot import operation_of, until
-from ringsim.errors import Interrupted, RankFailed, RingError, RunTimeout
+from ringsim.errors import Interrupted, RankFailed, RingError, RunTimeout, name_ranks
 from ringsim.launch.job import Job, RankKind
 from ringsim.launch.ranks import START_S, RankSet, get_launcher
 from ringsim.launch.results import read_result
@@ -141,6 +141,12 @@ class Run(Supervisor):
             return RingError(
                 f"only {came} of {self.size} ranks started within {START_S:g} s. Check this "
                 "machine's load, and try again."
+            )
+        if self.late:
+            return RunTimeout(
+                f"{name_ranks(self.late)} of {self.size} waited in an operation for more than "
+                f"timeout_s={self.options.timeout_s:g} s. Raise timeout_s, or look at error.trace "
+                "to see where the ranks were."
             )
         starting = "" if self.has_begun else ", which were still starting"
         return RunTimeout(

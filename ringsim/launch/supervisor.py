@@ -12,7 +12,7 @@ A run is in one phase at a time::
     STARTING  FAILING    a rank has failed or died
     RUNNING   FAILING    a rank has failed or died
     FAILING   OVER       GRACE_S later
-    any       OVER       all ranks have returned or failed; the limit; ``allows`` returns False
+    any       OVER       all ranks have returned or failed; a limit; ``allows`` returns False
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ from ringsim.diagnose.failure import (
     error_of_kind,
     rename_files,
 )
+from ringsim.diagnose.snapshot import Head
 from ringsim.errors import MessageMismatch
+from ringsim.launch.debugging import answer
 from ringsim.launch.job import Job
 from ringsim.launch.output import RankOutput
 from ringsim.launch.progress import Progress, count_progress
@@ -52,6 +54,8 @@ from ringsim.traces.events import ERROR
 from ringsim.traces.parts import PartReader
 
 _POLL_S = 0.05
+# after each line for a debugger, its rank can ask for the next one before other ranks can ask
+_TURN_S = 0.2
 _LOST_S = 5.0  # a fork server reports within milliseconds that a rank has died
 
 
@@ -62,6 +66,7 @@ class RunOptions:
     Attributes:
         limit_s: the limit for the whole run, in seconds, or None for no limit (``GPU_LIMIT_S`` on
             GPUs).
+        timeout_s: the limit for each blocked operation, in seconds, or None if the groups have it.
         show: whether the ranks' output is shown as it arrives.
         show_hidden: whether output hidden by print suppression is also shown.
         keep_at: the directory for the ranks' records, or None for a private directory that is
@@ -75,6 +80,7 @@ class RunOptions:
     """
 
     limit_s: float | None = None
+    timeout_s: float | None = None
     show: bool = True
     show_hidden: bool = False
     keep_at: Path | None = None
@@ -107,6 +113,8 @@ class Followed:
         woken: whether the verdict's error was raised in the rank, and has not ended a thread.
         stuck_in: the slots of the operations that the rank waited for at the verdict.
         seems_dead: whether the rank was dead at the last check, although its channel is open.
+        head: its progress, as far as it was read if the supervisor keeps ``timeout_s``.
+        since_s: the time of the last change of ``head``, or the last time when it was not blocked.
         left: how a rank of a session is ready for the next call (``rank.Left``), or None.
     """
 
@@ -120,6 +128,8 @@ class Followed:
     woken: bool = False
     stuck_in: tuple[int, ...] = ()
     seems_dead: bool = False
+    head: Head | None = None
+    since_s: float = 0.0
     left: Any = None
 
     @property
@@ -147,6 +157,7 @@ class Supervisor:
         start_unix_ns: the same time on the wall clock.
         verdict: the watcher's verdict, unless the program has caught its error.
         caught: the earlier verdicts whose error the program has caught, so that the run continued.
+        late: the ranks that an operation blocked for longer than ``options.timeout_s``.
         given_up_ns: the time of the decision to end the ranks.
         unfinished: the activities of ranks that had to be ended, as returned by
             ``describe_unfinished``.
@@ -171,12 +182,15 @@ class Supervisor:
             for rank, channel in enumerate(rank_set.channels)
         ]
         self.verdict: Verdict | None = None
+        self.late: list[int] = []
         self.given_up_ns: int | None = None
         self.unfinished: list[dict[str, Any]] = []
         self.records = LiveRecords(rank_set.directory, self.size)
         self.caught = self.records.caught
         self._open = {followed.channel: followed for followed in self.ranks}
         self._places: dict[int, Place | None] = {}  # the places reported by ranks
+        self._turn: list[Connection] = []  # of the rank whose debugger was answered last
+        self._stood_s = 0.0  # the time that the user took to answer debuggers
         self._stops = False  # whether ranks fail because they are stopped
         self._watcher = self._make_watcher()
         self._phase = _Phase.STARTING
@@ -224,16 +238,16 @@ class Supervisor:
     def watch(self) -> None:
         """Sends the job; returns when all ranks have answered, or when waiting is pointless."""
         limit_s = self.options.limit_s
-        deadline = math.inf if limit_s is None else time.monotonic() + limit_s
+        deadline = math.inf if limit_s is None else self._now_s + limit_s
         try:
             self.tell_all(pickle.dumps(self.job))
             while self._phase is not _Phase.OVER:
                 self._hear(self._pause_s)
-                now = time.monotonic()
+                now = self._now_s
                 allowed = self._follow(now)
                 over = all(one.is_over for one in self.ranks) or not self._open
                 self._phase = self._next_phase(now)
-                if over or now > deadline or not allowed:
+                if over or now > deadline or not allowed or self._is_late(now):
                     self._phase = _Phase.OVER
         finally:
             self._progress.close()
@@ -242,6 +256,7 @@ class Supervisor:
     def end_all(self) -> None:
         """Ends all ranks, after asking the running ranks what they are doing."""
         self.given_up_ns = self.given_up_ns or time.monotonic_ns()
+        self._phase = _Phase.OVER
         if self.verdict is None:
             self.unfinished = list_unfinished(self.running, self.tell, self._hear_places)
         self._stops = True
@@ -258,6 +273,11 @@ class Supervisor:
             followed.output.follow(last=last)
 
     # -- phases
+
+    @property
+    def _now_s(self) -> float:
+        """The time on a clock that stands still while a debugger waits for the user."""
+        return time.monotonic() - self._stood_s
 
     def _next_phase(self, now: float) -> _Phase:
         late, failed = now > self._phase_ends_s, bool(self.reports)
@@ -288,7 +308,7 @@ class Supervisor:
         """The time to wait for messages before the next step, in seconds."""
         if self._watcher is None or self._phase is not _Phase.RUNNING:
             return _POLL_S
-        return min(_POLL_S, max(self._next_look_s - time.monotonic(), 0.0))
+        return min(_POLL_S, max(self._next_look_s - self._now_s, 0.0))
 
     def _schedule_look(self, now: float) -> None:
         if self._watcher is not None:
@@ -318,6 +338,17 @@ class Supervisor:
         elif self.caught and self.reports and all(one.is_consequence for one in self.reports):
             self.verdict = self.caught.pop()
             self.given_up_ns = self.verdict.at_ns
+
+    def _is_late(self, now: float) -> bool:
+        """Looks for ranks that an operation has blocked for too long, if it keeps the limit."""
+        limit_s = self.options.timeout_s
+        if limit_s is None or self._phase is not _Phase.RUNNING:
+            return False
+        for one, head in zip(self.ranks, self.records.look(), strict=True):
+            if head != one.head or not head.awaited:
+                one.head, one.since_s = head, now
+        self.late = [one.rank for one in self.ranks if now - one.since_s > limit_s]
+        return bool(self.late)
 
     # -- verdicts whose error the program catches
 
@@ -387,9 +418,13 @@ class Supervisor:
             self._hear(left_s)
 
     def _hear(self, wait_s: float) -> None:
-        for channel in wait([*self._open], timeout=wait_s):
+        ready = wait(self._turn, timeout=_TURN_S) if self._turn else []
+        self._turn = []
+        for channel in ready or wait([*self._open], timeout=wait_s):
             # wait() returns the objects that it was given
             self._read(self._open[channel])  # type: ignore[index]
+            if self._turn:
+                break
 
     def _hear_places(self, wait_s: float) -> dict[int, Place | None]:
         self._hear(wait_s)
@@ -426,6 +461,18 @@ class Supervisor:
             self._keep_report(one, value)
         elif what == IDLE:
             one.left = value
+        elif what == "asks" and self._phase is not _Phase.OVER:
+            self._answer(one, value)
+
+    def _answer(self, one: Followed, text: str) -> None:
+        """Shows the text of a rank's debugger, and sends the line that the user types."""
+        self.follow_outputs()
+        self._progress.make_room()
+        start_s = time.monotonic()
+        one.tell(answer(text))
+        self._stood_s += time.monotonic() - start_s
+        self._turn = [one.channel]
+        self._watcher = self._make_watcher()  # it would count this time
 
     def _report_death(self, one: Followed) -> None:
         self._keep_report(one, self.rank_set.report_death(one.rank, one.output))

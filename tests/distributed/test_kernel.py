@@ -205,3 +205,24 @@ def test_a_breakpoint_of_a_simulated_rank_comes_to_its_cell(kernel: Kernel) -> N
     assert prompts == ["(rank 1 at 2 ms) "] * 3
     assert (reply.value, reply.errors) == ("[0, 7]", [])
     assert "-> return secret\n10\n" in reply.text
+
+
+def test_a_breakpoint_of_a_real_rank_comes_to_its_cell(kernel: Kernel) -> None:
+    code = """
+        def stops():
+            secret = 10 * ringsim.current_ring().rank
+            if secret == 20:
+                breakpoint()
+            return secret
+        ringsim.trace(stops, world_size=3, debug=True).results
+        """
+    cell = kernel.client.execute(textwrap.dedent(code))
+    prompts = []
+    for line in ("p secret", "secret = 7", "c"):
+        request = kernel.client.get_stdin_msg(timeout=CELL_S)
+        prompts.append(request["content"]["prompt"])
+        kernel.client.input(line)
+    reply = Reply(kernel.follow(cell))
+    assert prompts == ["(rank 2) "] * 3
+    assert (reply.value, reply.errors) == ("[0, 10, 7]", [])
+    assert "-> return secret\n20\n" in reply.text
