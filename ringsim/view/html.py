@@ -31,7 +31,7 @@ from ringsim.diagnose.snapshot import read_end_ns, reopen
 from ringsim.errors import ArgumentError, escape
 from ringsim.launch.live import LiveTrace
 from ringsim.plot.bars import time_range
-from ringsim.provenance import describe_replay, footer
+from ringsim.provenance import footer
 from ringsim.traces.display import image_html
 from ringsim.traces.documents import write_whole
 from ringsim.traces.events import (
@@ -121,9 +121,8 @@ def to_html(
         '<!DOCTYPE html>'
     """
     several = check_runs(traces)
-    about = [escape(name, lines=False) for name in names]
-    about = about or list(map(_title, several))
-    title = "ringsim: " + ", ".join(about)
+    about = ", ".join(escape(name, lines=False) for name in names)
+    title = "ringsim: " + (about or "; ".join(map(_title, several)))
     data = pack_all(several, names, source=source)
     write_page(path, title, page_body(title, several), data, "page.js")
 
@@ -381,9 +380,7 @@ def _hosts(trace: Trace) -> list[int] | None:
 
 def _title(trace: Trace) -> str:
     parts = [count(trace.world_size, "rank"), escape(trace.metadata.get("source", ""), lines=False)]
-    return "; ".join(
-        filter(None, (", ".join(filter(None, parts)), describe_replay(trace.metadata)))
-    )
+    return ", ".join(filter(None, parts))
 
 
 def _columns(trace: Trace, calls: CollectiveCalls, label: Ints, later_ns: int) -> dict[str, Ints]:
