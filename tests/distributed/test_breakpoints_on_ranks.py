@@ -62,6 +62,7 @@ def types(monkeypatch: pytest.MonkeyPatch) -> Typing:
                 raise EOFError
             line = lines.pop(0)
             if line == "interrupt":
+                time.sleep(2)  # the other rank also stops
                 raise KeyboardInterrupt
             if line == "think":
                 time.sleep(7)
