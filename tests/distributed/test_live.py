@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import pty
 import re
@@ -221,13 +222,16 @@ def read_address() -> str:
 
 
 def ask(address: str) -> int:
-    """Returns the status of the answer to a request, or 0 if there is no server."""
+    """Returns the status of the answer to a request, or 0 if there is no server.
+
+    The port of a server that has ended may already belong to a different process.
+    """
     try:
         with urllib.request.urlopen(address, timeout=10) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
-    except urllib.error.URLError:
+    except (OSError, http.client.HTTPException):
         return 0
 
 
