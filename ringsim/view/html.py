@@ -121,8 +121,9 @@ def to_html(
         '<!DOCTYPE html>'
     """
     several = check_runs(traces)
-    about = ", ".join(escape(name, lines=False) for name in names)
-    title = "ringsim: " + (about or "; ".join(map(_title, several)))
+    about = [escape(name, lines=False) for name in names]
+    about = about or list(dict.fromkeys(count(trace.world_size, "rank") for trace in several))
+    title = "ringsim: " + ", ".join(about)
     data = pack_all(several, names, source=source)
     write_page(path, title, page_body(title, several), data, "page.js")
 

@@ -23,7 +23,7 @@ function drawActivations(canvas, timeline, run) {
   const strip = Math.max(12, Math.min(40, 180 / ranks.length)), ratio = devicePixelRatio || 1;
   const width = canvas.clientWidth || 300, context = setUp(canvas, width, strip * ranks.length);
   canvas.style.height = `${strip * ranks.length}px`;
-  const peaks = ranks.map((rank) => peakIn(run, rank, from, until)), most = Math.max(1, ...peaks);
+  const peaks = ranks.map((rank) => peakIn(run, rank, from, until)), highest = Math.max(1, ...peaks);
   const x = (time) => { // at a whole pixel, which avoids gaps
     const share = (Math.min(Math.max(time, from), until) - from) / (until - from);
     return Math.round((52 + share * (width - 76)) * ratio) / ratio;
@@ -32,11 +32,12 @@ function drawActivations(canvas, timeline, run) {
     const floor = (row + 1) * strip - 1, [times, live] = run.rowsOf("live", rank);
     context.fillStyle = muted;
     context.fillText(`rank ${rank}`, 0, floor - strip / 2);
-    context.fillText(`≤ ${peaks[row]}`, width - 22, floor - strip / 2);
+    const most = `≤ ${peaks[row]}`;
+    context.fillText(most, width - context.measureText(most).width, floor - strip / 2);
     context.fillRect(52, floor, width - 76, 0.5);
     context.fillStyle = colourOf.activations;
     for (const [k, time] of times.entries()) {
-      const next = times[k + 1] ?? until, height = ((strip - 3) * live[k]) / most;
+      const next = times[k + 1] ?? until, height = ((strip - 3) * live[k]) / highest;
       if (live[k] <= 0 || next <= from || time >= until) continue;
       context.fillRect(x(time), floor - height, Math.max(0.5, x(next) - x(time)), height);
     }

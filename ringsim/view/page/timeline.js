@@ -424,7 +424,7 @@ class Timeline {
       // in narrow bars "B3" instead of "backward 3", as in drawings of schedules
       const text = isShort ? short : name.length > fits ? `${name.slice(0, fits - 1)}…` : name;
       context.fillStyle = readableInk(ground);
-      const hasRoom = isShort ? free >= 1 : fits >= Math.min(3, name.length);
+      const hasRoom = isShort ? free >= 0 : fits >= Math.min(3, name.length);
       if (hasRoom) context.fillText(text, x + free / 2, y);
     }
   }
