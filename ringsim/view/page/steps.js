@@ -23,7 +23,8 @@ function drawActivations(canvas, timeline, run) {
   const strip = Math.max(12, Math.min(40, 180 / ranks.length)), ratio = devicePixelRatio || 1;
   const width = canvas.clientWidth || 300, context = setUp(canvas, width, strip * ranks.length);
   canvas.style.height = `${strip * ranks.length}px`;
-  const peaks = ranks.map((rank) => peakIn(run, rank, from, until)), highest = Math.max(1, ...peaks);
+  const peaks = ranks.map((rank) => peakIn(run, rank, from, until));
+  const highest = Math.max(1, ...peaks);
   const x = (time) => { // at a whole pixel, which avoids gaps
     const share = (Math.min(Math.max(time, from), until) - from) / (until - from);
     return Math.round((52 + share * (width - 76)) * ratio) / ratio;
