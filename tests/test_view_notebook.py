@@ -344,6 +344,6 @@ def test_in_jupyterlab_a_widget_shows_the_run_while_it_runs(
     assert "for rank 1: barrier" in cell.locator("#panel").inner_text()
     (folder / "go").touch()
     cell.get_by_text("measured on").wait_for()
-    assert cell.locator(".jp-InputPrompt").inner_text() == "[1]:"
+    cell.locator(".jp-InputPrompt:has-text('[1]:')").wait_for()
     cell.get_by_text("waiting for more than 1 s").wait_for(state="detached")
     assert cell.locator(".ringsim").count() == 1
