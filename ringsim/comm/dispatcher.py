@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import ProcessGroup, Work
+from torch.library import Library
 
 from ringsim.comm.bootstrap import leave_thread
 from ringsim.comm.calls import METHODS, Reading, find_tensors
@@ -88,9 +89,7 @@ class Dispatcher:
         self.listener: Callable[[Issued], Any] | None = None
         self.on_wait: Callable[[torch.Tensor], Callable[[], None]] | None = None
         self.recorded_elsewhere = threading.local()
-        self._libraries = [
-            torch.library.Library(name, "IMPL") for name in ("c10d", "_c10d_functional")
-        ]
+        self._libraries = [Library(name, "IMPL") for name in ("c10d", "_c10d_functional")]
         below = keys_below_backend_select()
         self.complete = below is not None
         if below is None:

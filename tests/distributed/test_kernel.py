@@ -184,6 +184,17 @@ def test_interrupt_ends_a_blocked_cell(kernel: Kernel) -> None:
 # -- debugging
 
 
+def debug(kernel: Kernel, code: str) -> tuple[list[str], Reply]:
+    """Runs a cell whose debugger looks at a variable and sets it; returns the prompts too."""
+    cell = kernel.client.execute(textwrap.dedent(code))
+    prompts = []
+    for line in ("p secret", "secret = 7", "c"):
+        request = kernel.client.get_stdin_msg(timeout=CELL_S)
+        prompts.append(request["content"]["prompt"])
+        kernel.client.input(line)
+    return prompts, Reply(kernel.follow(cell))
+
+
 def test_a_breakpoint_of_a_simulated_rank_comes_to_its_cell(kernel: Kernel) -> None:
     code = """
         def stops():
@@ -195,13 +206,7 @@ def test_a_breakpoint_of_a_simulated_rank_comes_to_its_cell(kernel: Kernel) -> N
         link = ringsim.Link(alpha_s=0, beta_s_per_byte=0)
         ringsim.simulate(stops, world_size=2, link=link, debug=True).results
         """
-    cell = kernel.client.execute(textwrap.dedent(code))
-    prompts = []
-    for line in ("p secret", "secret = 7", "c"):
-        request = kernel.client.get_stdin_msg(timeout=CELL_S)
-        prompts.append(request["content"]["prompt"])
-        kernel.client.input(line)
-    reply = Reply(kernel.follow(cell))
+    prompts, reply = debug(kernel, code)
     assert prompts == ["(rank 1 at 2 ms) "] * 3
     assert (reply.value, reply.errors) == ("[0, 7]", [])
     assert "-> return secret\n10\n" in reply.text
@@ -216,13 +221,7 @@ def test_a_breakpoint_of_a_real_rank_comes_to_its_cell(kernel: Kernel) -> None:
             return secret
         ringsim.trace(stops, world_size=3, debug=True).results
         """
-    cell = kernel.client.execute(textwrap.dedent(code))
-    prompts = []
-    for line in ("p secret", "secret = 7", "c"):
-        request = kernel.client.get_stdin_msg(timeout=CELL_S)
-        prompts.append(request["content"]["prompt"])
-        kernel.client.input(line)
-    reply = Reply(kernel.follow(cell))
+    prompts, reply = debug(kernel, code)
     assert prompts == ["(rank 2) "] * 3
     assert (reply.value, reply.errors) == ("[0, 10, 7]", [])
     assert "-> return secret\n20\n" in reply.text
