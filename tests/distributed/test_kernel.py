@@ -185,7 +185,7 @@ def test_interrupt_ends_a_blocked_cell(kernel: Kernel) -> None:
 
 
 def debug(kernel: Kernel, code: str) -> tuple[list[str], Reply]:
-    """Runs a cell whose debugger looks at a variable and sets it; returns the prompts too."""
+    """Runs a cell whose debugger reads and sets a variable, and returns the prompts."""
     cell = kernel.client.execute(textwrap.dedent(code))
     prompts = []
     for line in ("p secret", "secret = 7", "c"):
