@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ringsim.launch.sessions import Session
 
 _USAGE = (
-    "%%ring [-n RANKS] [--keep] [0,1] [--limit SECONDS] [-o NAME], "
+    "%%ring [-n RANKS] [--keep] [--sim] [0,1] [--limit SECONDS] [-o NAME], "
     "or %ring [pull NAME | push NAME ... | stop]"
 )
 _NO_RANKS = (
@@ -38,6 +38,7 @@ _NO_RANKS = (
     "%%ring -n 4 --keep."
 )
 _NUM_RANKS = 4
+_LINK = ringsim.Link(alpha_s=10e-6, beta_s_per_byte=1e-10)  # of simulated ranks
 _RANK = r"ranks\[(\d+)\]\.\w*$"
 # Names that have their own value on a rank, or no value that could be sent.
 _NOT_SENT = {"ring", "ringsim", "_", "__", "___", "In", "Out", "get_ipython", "exit", "quit"}
@@ -64,7 +65,7 @@ def load_ipython_extension(ipython: InteractiveShell) -> None:
     def ring(line: str, cell: str | None = None) -> Any:
         """Runs the cell on every rank.
 
-        Usage: ``%%ring [-n RANKS] [--keep] [0,1] [--limit SECONDS] [-o NAME]``
+        Usage: ``%%ring [-n RANKS] [--keep] [--sim] [0,1] [--limit SECONDS] [-o NAME]``
 
         Shows each rank's output, tagged with the rank, and then the trace.
 
@@ -76,6 +77,8 @@ def load_ipython_extension(ipython: InteractiveShell) -> None:
         Without ``--keep``, the ranks end with the cell. With ``--keep``, they stay for the next
         cells with ``--keep``, which find all variables. ``%%ring 0,1`` runs the cell on some of
         these ranks. They end with ``%ring stop``, with the kernel, or after an hour without a cell.
+        With ``--keep --sim``, these ranks are simulated, and messages take 10 us and 0.1 ns per
+        byte. To choose another link, use ``ringsim.session``.
 
         * ``%ring`` lists the ranks, the number of calls, and the memory that each rank uses.
         * ``%ring pull loss`` returns a variable's value on each rank.
@@ -112,6 +115,8 @@ def _run_cell(kept: _Kept, line: str, cell: str) -> ringsim.Trace:
             f"--limit must be a positive number of seconds, got {options.limit}. Use --limit 30, "
             "for example."
         )
+    if options.sim and not options.keep:
+        raise _usage_error("--sim needs --keep")
     session = kept.get(options) if options.keep or options.only else None
     # include the %%ring line, so that tracebacks number lines like the notebook
     source = f"\n{cell}"
@@ -158,13 +163,18 @@ class _Kept:
         if session is None or not session.is_open:
             if options.ranks is None and (session is not None or not options.keep):
                 raise ArgumentError(_NO_RANKS)
-            session = ringsim.session(world_size=options.ranks or _NUM_RANKS)
+            link = _LINK if options.sim else None
+            session = ringsim.session(world_size=options.ranks or _NUM_RANKS, link=link)
             self._session = self.shell.user_ns["ranks"] = session
             self._old = {"ranks": session}
         if options.ranks not in (None, len(session)):
             raise ArgumentError(
                 f"this notebook keeps {len(session)} ranks, and -n asks for {options.ranks}. "
                 "Leave -n out, or end the ranks with %ring stop."
+            )
+        if options.sim and not session.is_simulated:
+            raise ArgumentError(
+                "this notebook keeps real ranks. Leave --sim out, or end the ranks with %ring stop."
             )
         try:
             _ = session[options.only or ()]
@@ -229,6 +239,7 @@ def _make_parser() -> _Parser:
     parser.add_argument("only", nargs="?", type=_read_ranks)
     parser.add_argument("-n", "--ranks", type=int)
     parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--sim", action="store_true")
     parser.add_argument("--limit", type=float)
     parser.add_argument("-o", "--out", default="trace")
     return parser

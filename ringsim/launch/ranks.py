@@ -105,6 +105,14 @@ class RankSet(ABC):
         self.directory = Path(tempfile.mkdtemp(prefix="call-", dir=self.home))
         return self.directory
 
+    def find_dead(self) -> list[int]:
+        """Returns the dead ranks of a session, whose channels should be silent between calls."""
+        return [
+            rank
+            for rank, channel in enumerate(self.channels)
+            if any(_at_end(channel) for _ in iter(channel.poll, False))
+        ]
+
     @abstractmethod
     def kill(self) -> None:
         """Ends all remaining ranks; returns immediately."""

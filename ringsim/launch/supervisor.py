@@ -115,7 +115,8 @@ class Followed:
         seems_dead: whether the rank was dead at the last check, although its channel is open.
         head: its progress, as far as it was read if the supervisor keeps ``timeout_s``.
         since_s: the time of the last change of ``head``, or the last time when it was not blocked.
-        left: how a rank of a session is ready for the next call (``rank.Left``), or None.
+        left: None, or if a rank of a session is ready for the next call, whether its default group
+            exists, and the numbers of optimizer steps that began and ended.
     """
 
     rank: int
