@@ -269,6 +269,14 @@ def check_duration(name: str, value: object) -> None:
         )
 
 
+def check_limit(name: str, seconds: object) -> None:
+    """Checks that a time limit is a positive number of seconds."""
+    if not is_number(seconds) or seconds <= 0:
+        raise ArgumentError(
+            f"{name} must be a positive number of seconds, got {say(seconds)}. Use 30, for example."
+        )
+
+
 def check_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Returns a worker's arguments after checking that they are a sequence and a dict (or None)."""
     try:

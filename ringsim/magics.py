@@ -20,7 +20,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringsim
-from ringsim.errors import ArgumentError
+from ringsim.errors import ArgumentError, check_limit
 from ringsim.launch.namespace import run_source
 from ringsim.ring.packing import dumps
 
@@ -110,11 +110,8 @@ def _run_cell(kept: _Kept, line: str, cell: str) -> ringsim.Trace:
         variables[options.out] = shown = replay(name_run(cell, num_ranks))
         return shown
     kind = make_kind(num_ranks, "cpu", 30, ring=True)
-    if options.limit is not None and not options.limit > 0:
-        raise ArgumentError(
-            f"--limit must be a positive number of seconds, got {options.limit}. Use --limit 30, "
-            "for example."
-        )
+    if options.limit is not None:
+        check_limit("--limit", options.limit)
     if options.sim and not options.keep:
         raise _usage_error("--sim needs --keep")
     session = kept.get(options) if options.keep or options.only else None

@@ -73,7 +73,7 @@ class Alone:
 
     def __init__(self, doing: str) -> None:
         kind = RankKind(1, ALONE, 1.0, ring=False, environment=start_environment())
-        self._ranks, self._doing = get_launcher().get_fresh(kind), doing
+        self._ranks, self._doing = get_launcher().get(kind), doing
         self._channel, self._config = self._ranks.channels[0], self._ranks.config
         self._output = RankOutput(self._config, show=True, show_hidden=False, tag="")
         self.close = self._ranks.close

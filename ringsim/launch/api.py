@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from ringsim.errors import ArgumentError, check_seed, check_worker, is_integer, is_number
+from ringsim.errors import ArgumentError, check_limit, check_seed, check_worker, is_integer
 from ringsim.faults import Degrade, Injection, check_injections
-from ringsim.launch.job import CHECKS, RankKind, pack_call, start_environment
+from ringsim.launch.job import RankKind, pack_call, refuse_unknown, start_environment
 from ringsim.launch.live import run_live
 from ringsim.launch.recorded_cells import is_replaying, name_run, refuse, replay
 from ringsim.launch.run import RunOptions, run
@@ -133,8 +133,7 @@ def trace(
         >>> ringsim.trace(lambda: ringsim.current_ring().succ, world_size=3).results
         [1, 2, 0]
     """
-    if check not in CHECKS:
-        raise ArgumentError(f"check must be one of {', '.join(map(repr, CHECKS))}, got {check!r}.")
+    refuse_unknown(check)
     if isinstance(worker_or_path, str | os.PathLike):
         if live:
             raise ArgumentError(
@@ -151,10 +150,8 @@ def trace(
     if is_replaying():
         return replay(name_run(worker_or_path, world_size, args, kwargs))
     kind = make_kind(world_size, comm_device, timeout_s, ring=ring, backend=backend)
-    if limit_s is not None and not (is_number(limit_s) and limit_s > 0):
-        raise ArgumentError(
-            f"limit_s must be a positive number of seconds or None, got {limit_s!r}."
-        )
+    if limit_s is not None:
+        check_limit("limit_s", limit_s)
     seed = check_seed(seed, kind.world_size)
     injections = check_injections(inject, kind.world_size)
     if comm_device == "gpu" and any(isinstance(each, Degrade) for each in injections):
@@ -239,8 +236,7 @@ def make_kind(
         raise ArgumentError(
             'comm_device must be "cpu" with backend="mpi", got "gpu". Omit one of them.'
         )
-    if not is_number(timeout_s) or not timeout_s > 0:
-        raise ArgumentError(f"timeout_s must be a positive number of seconds, got {timeout_s!r}.")
+    check_limit("timeout_s", timeout_s)
     environment = start_environment()
     return RankKind(
         int(world_size), comm_device, float(timeout_s), ring, environment, backend=backend

@@ -57,7 +57,7 @@ class RealRanks:
     """
 
     def __init__(self, kind: RankKind) -> None:
-        self._rank_set = get_launcher().get_fresh(kind)
+        self._rank_set = get_launcher().get(kind)
         self.close = self._rank_set.close
         self._epoch = 0  # how often the groups were made again
 

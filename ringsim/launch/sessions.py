@@ -17,16 +17,15 @@ import numpy as np
 
 from ringsim.diagnose.failure import interrupted_once
 from ringsim.errors import (
-    ArgumentError,
     Interrupted,
     RingError,
+    check_limit,
     check_seed,
     check_worker,
-    is_number,
     name_ranks,
 )
 from ringsim.launch.api import make_kind
-from ringsim.launch.job import CHECKS, pack_call
+from ringsim.launch.job import pack_call, refuse_unknown
 from ringsim.launch.kept import RealRanks, SimulatedRanks, Steps, list_lost
 from ringsim.launch.namespace import Reference, assign, list_names, look, pack, run_cell
 from ringsim.launch.run import RunOptions
@@ -98,11 +97,9 @@ def session(
         [40, 41]
         [2.0, 2.0]
     """
-    if check not in CHECKS:
-        raise ArgumentError(f"check must be one of {', '.join(map(repr, CHECKS))}, got {check!r}.")
+    refuse_unknown(check)
     kind = replace(make_kind(world_size, "cpu", timeout_s, ring=True), stays=True)
-    if not is_number(idle_s) or not idle_s > 0:
-        raise ArgumentError(f"idle_s must be a positive number of seconds, got {idle_s!r}.")
+    check_limit("idle_s", idle_s)
     seed = check_seed(seed, kind.world_size)
     if link is not None:
         check_links(link, kind.world_size)

@@ -13,10 +13,10 @@ from ringsim.errors import (
     ArgumentError,
     RingError,
     check_duration,
+    check_limit,
     check_seed,
     check_worker,
     is_integer,
-    is_number,
     is_one_of,
     say,
 )
@@ -129,11 +129,8 @@ def simulate(
     settings = check_settings(
         Settings(world_size, link, topology, semantics, compute, seed, (), record, stacks), inject
     )
-    if limit_s is not None and not (is_number(limit_s) and limit_s > 0):
-        raise ArgumentError(
-            f"limit_s must be a positive number of seconds or None, got {limit_s!r}. Use None for "
-            "no limit."
-        )
+    if limit_s is not None:
+        check_limit("limit_s", limit_s)
     function = "breakpoints:debug_here" if debug else "simulation:simulate_here"
     return _run(function, pack_worker(worker, args, kwargs), settings, limit_s)
 
