@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ringsim.launch.sessions import Session
 
 _USAGE = (
-    "%%ring [-n RANKS] [--keep] [0,1] [--limit SECONDS] [-o NAME], "
+    "%%ring [-n RANKS] [--keep] [0,1] [--live] [--limit SECONDS] [-o NAME], "
     "or %ring [pull NAME | push NAME ... | stop]"
 )
 _NO_RANKS = (
@@ -64,7 +64,7 @@ def load_ipython_extension(ipython: InteractiveShell) -> None:
     def ring(line: str, cell: str | None = None) -> Any:
         """Runs the cell on every rank.
 
-        Usage: ``%%ring [-n RANKS] [--keep] [0,1] [--limit SECONDS] [-o NAME]``
+        Usage: ``%%ring [-n RANKS] [--keep] [0,1] [--live] [--limit SECONDS] [-o NAME]``
 
         Shows each rank's output, tagged with the rank, and then the trace.
 
@@ -76,6 +76,8 @@ def load_ipython_extension(ipython: InteractiveShell) -> None:
         Without ``--keep``, the ranks end with the cell. With ``--keep``, they stay for the next
         cells with ``--keep``, which find all variables. ``%%ring 0,1`` runs the cell on some of
         these ranks. They end with ``%ring stop``, with the kernel, or after an hour without a cell.
+
+        With ``--live``, the ranks are shown while they run.
 
         * ``%ring`` lists the ranks, the number of calls, and the memory that each rank uses.
         * ``%ring pull loss`` returns a variable's value on each rank.
@@ -122,11 +124,17 @@ def _run_cell(kept: _Kept, line: str, cell: str) -> ringsim.Trace:
     with _naming_the_unsendable(sent):
         if session is None:
             job = pack_call(run_on_rank, (source, filename), sent, seed=0)
-            trace = run(job, kind, RunOptions(limit_s=options.limit, show_hidden=True))
+            run_options = RunOptions(limit_s=options.limit, show_hidden=True, live=options.live)
+            trace = run(job, kind, run_options)
         else:
             kept.drop_old(sent, _find_names(code, _STORES))
             trace = session.run_cell(
-                source, filename, sent, ranks=options.only, limit_s=options.limit
+                source,
+                filename,
+                sent,
+                ranks=options.only,
+                limit_s=options.limit,
+                live=options.live,
             )
     variables[options.out] = trace
     return trace
@@ -229,6 +237,7 @@ def _make_parser() -> _Parser:
     parser.add_argument("only", nargs="?", type=_read_ranks)
     parser.add_argument("-n", "--ranks", type=int)
     parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--live", action="store_true")
     parser.add_argument("--limit", type=float)
     parser.add_argument("-o", "--out", default="trace")
     return parser

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, overload
 from ringsim.errors import ArgumentError, check_seed, check_worker, is_integer, is_number
 from ringsim.faults import Degrade, Injection, check_injections
 from ringsim.launch.job import CHECKS, RankKind, pack_call, start_environment
-from ringsim.launch.live import run_live
 from ringsim.launch.recorded_cells import is_replaying, name_run, refuse, replay
 from ringsim.launch.run import RunOptions, run
 from ringsim.traces.value import Trace
@@ -165,12 +164,10 @@ def trace(
     if backend is not None:
         _check_for_mpi(injections, check)
     job = replace(pack_call(worker_or_path, args, kwargs, seed), check=check, inject=injections)
-    options = RunOptions(limit_s=limit_s)
+    options = RunOptions(limit_s=limit_s, live=live)
     if debug:  # time can stand still for ringsim, but not for torch
         job, options = replace(job, debug=True), replace(options, timeout_s=kind.timeout_s)
         kind = replace(kind, timeout_s=_DAY_S)
-    if live:
-        return run_live(functools.partial(run, job, kind), options, kind.world_size)
     return run(job, kind, options)
 
 

@@ -30,7 +30,6 @@ from ringsim.diagnose.snapshot import RankRecords, snapshot_of_events
 from ringsim.diagnose.waitfor import hindering
 from ringsim.errors import Interrupted, RingError, name_ranks
 from ringsim.launch.progress import count_progress
-from ringsim.launch.supervisor import RunOptions
 from ringsim.traces.cells import in_notebook
 from ringsim.traces.clocks import count_from
 from ringsim.traces.events import IN_FLIGHT, MARK, SPAN, Events, Ints
@@ -72,7 +71,7 @@ class Follower:
     """Follows a run, and shows it while it runs.
 
     Args:
-        viewer: the viewer, from ``open_viewer``.
+        viewer: the viewer, from ``_open_viewer``, or None.
         world_size: the number of ranks.
     """
 
@@ -174,7 +173,7 @@ def _describe_ranks(trace: LiveTrace) -> str:
     return "\n".join(lines)
 
 
-def open_viewer(world_size: int) -> Any:
+def _open_viewer(world_size: int) -> Any:
     """Returns a viewer: a widget in a notebook, or a page if there are a terminal and a browser.
 
     A viewer has a method ``show(trace)``, and ``close()`` for the end. Returns None if there is
@@ -200,15 +199,18 @@ def _has_browser() -> bool:
     return True
 
 
-def run_live(run: Callable[[RunOptions], Trace], options: RunOptions, world_size: int) -> Trace:
-    """Calls ``run`` with options that show the run while it runs, and returns its trace."""
-    viewer = open_viewer(world_size)
-    options = replace(options, doing=Follower(viewer, world_size), live=True)
+def show_live(run: Callable[[Follower], Trace], world_size: int) -> Trace:
+    """Calls ``run`` with a follower, to be called while the run lasts; shows and returns its trace.
+
+    If the run fails, the trace of its error is shown.
+    """
+    viewer = _open_viewer(world_size)
+    follower = Follower(viewer, world_size)
     if viewer is None:
-        return run(options)
+        return run(follower)
     with closing(viewer):
         try:
-            trace = run(options)
+            trace = run(follower)
         except (RingError, Interrupted) as error:
             if error.trace is not None:
                 viewer.show(error.trace)

@@ -56,6 +56,7 @@ def session(
     seed: int = 0,
     check: str = "basic",
     idle_s: float = 3600,
+    live: bool = False,
 ) -> Session:
     """Starts ranks that stay: each call finds the variables that earlier calls left.
 
@@ -74,6 +75,7 @@ def session(
         seed: the seed; rank r seeds torch, numpy and random with ``seed + r`` when it starts.
         check: the mistakes that raise an error before torch sees them, as in ``ringsim.trace``.
         idle_s: the time without a call after which the session ends by itself, in seconds.
+        live: whether to show each call while it runs, as in ``ringsim.trace``.
 
     Returns:
         The session, for a ``with`` block; its ranks end with the block.
@@ -98,7 +100,7 @@ def session(
         raise ArgumentError(f"idle_s must be a positive number of seconds, got {idle_s!r}.")
     seed = check_seed(seed, kind.world_size)
     ranks = get_launcher().get_fresh(kind)
-    return Session(ranks, seed, check, RunOptions(limit_s=limit_s), idle_s)
+    return Session(ranks, seed, check, RunOptions(limit_s=limit_s, live=live), idle_s)
 
 
 class Session:
@@ -193,6 +195,7 @@ class Session:
         *,
         ranks: Sequence[int] | None = None,
         limit_s: float | None = None,
+        live: bool = False,
     ) -> Trace:
         """Runs the code of a notebook cell in the ranks' namespace.
 
@@ -205,6 +208,7 @@ class Session:
                 new or have changed since an earlier call.
             ranks: the ranks that run the cell, or None for all.
             limit_s: the limit for the cell, in seconds, or None for the session's.
+            live: whether to show the cell while it runs, even if the session's calls are not shown.
 
         Returns:
             The trace.
@@ -220,7 +224,7 @@ class Session:
             self._seed,
             pack=functools.partial(pack, variables=variables),
         )
-        options = replace(self._options, show_hidden=True)
+        options = replace(self._options, show_hidden=True, live=live or self._options.live)
         if limit_s is not None:
             options = replace(options, limit_s=limit_s)
         name = name_cells([filename]).get(filename, "cell")
