@@ -121,21 +121,14 @@ def _run_cell(kept: _Kept, line: str, cell: str) -> ringsim.Trace:
     code = _compile(source, filename)
     names = (_find_names(code, _LOOKUPS) - _NOT_SENT - {options.out}) & variables.keys()
     sent = {name: variables[name] for name in names}
+    how: dict[str, Any] = {"limit_s": options.limit, "live": options.live}
     with _naming_the_unsendable(sent):
         if session is None:
             job = pack_call(run_on_rank, (source, filename), sent, seed=0)
-            run_options = RunOptions(limit_s=options.limit, show_hidden=True, live=options.live)
-            trace = run(job, kind, run_options)
+            trace = run(job, kind, RunOptions(show_hidden=True, **how))
         else:
             kept.drop_old(sent, _find_names(code, _STORES))
-            trace = session.run_cell(
-                source,
-                filename,
-                sent,
-                ranks=options.only,
-                limit_s=options.limit,
-                live=options.live,
-            )
+            trace = session.run_cell(source, filename, sent, ranks=options.only, **how)
     variables[options.out] = trace
     return trace
 

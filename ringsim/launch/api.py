@@ -135,17 +135,11 @@ def trace(
     if check not in CHECKS:
         raise ArgumentError(f"check must be one of {', '.join(map(repr, CHECKS))}, got {check!r}.")
     if isinstance(worker_or_path, str | os.PathLike):
-        if live:
-            raise ArgumentError(
-                "live must be omitted with a path, got True: the ranks are already running. To see "
-                "them while they run, use: ringsim watch."
-            )
-        if debug:
-            raise ArgumentError(
-                "debug must be omitted with a path, got True: the ranks are already running. To "
-                "start ranks, pass a function instead of a path."
-            )
-        return _record(Path(worker_or_path), world_size, inject, check)
+        _refuse_with_path(world_size=world_size, inject=inject, live=live, debug=debug)
+        # needs torch, which a launcher of ranks does not load
+        from ringsim.launch.recording import Recording
+
+        return Recording(Path(worker_or_path), check=check)
     check_worker(worker_or_path)
     if is_replaying():
         return replay(name_run(worker_or_path, world_size, args, kwargs))
@@ -185,24 +179,15 @@ def _check_for_mpi(injections: Sequence[Injection], check: str) -> None:
         )
 
 
-def _record(
-    path: Path, world_size: int | None, inject: Sequence[Injection], check: str
-) -> Recording:
-    """Returns the recording of ranks that are already running."""
-    if world_size is not None:
-        raise ArgumentError(
-            f"world_size must be omitted with a path, got {world_size}: the ranks are already "
-            "running. To start ranks, pass a function instead of a path."
-        )
-    if inject:
-        raise ArgumentError(
-            f"inject must be omitted with a path, got {inject!r}: ringsim can inject faults only "
-            "into ranks that it starts. Omit inject, or pass a function."
-        )
-    # needs torch, which a launcher of ranks does not load
-    from ringsim.launch.recording import Recording
-
-    return Recording(path, check=check)
+def _refuse_with_path(**options: Any) -> None:
+    """Refuses options for ranks that ringsim starts."""
+    for name, value in options.items():
+        if value not in (None, False, ()):
+            raise ArgumentError(
+                f"{name} must be omitted with a path, got {value!r}: the ranks are already "
+                "running. To start ranks, pass a function instead of a path. To see running ranks, "
+                "use: ringsim watch."
+            )
 
 
 def make_kind(

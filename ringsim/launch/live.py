@@ -19,25 +19,25 @@ import sys
 import time
 import webbrowser
 from collections.abc import Callable
-from contextlib import closing
-from dataclasses import dataclass, replace
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ringsim.diagnose.lateness import Activity
 from ringsim.diagnose.snapshot import RankRecords, snapshot_of_events
 from ringsim.diagnose.waitfor import hindering
 from ringsim.errors import Interrupted, RingError, name_ranks
 from ringsim.launch.progress import count_progress
 from ringsim.traces.cells import in_notebook
 from ringsim.traces.clocks import count_from
-from ringsim.traces.events import IN_FLIGHT, MARK, SPAN, Events, Ints
+from ringsim.traces.events import IN_FLIGHT, MARK, Events, Ints
 from ringsim.traces.findings import Diagnosis
 from ringsim.traces.matching import CollectiveCalls, match
 from ringsim.traces.parts import PartReader
 from ringsim.traces.run_parts import join_events, make_piece
-from ringsim.traces.units import span_text
 from ringsim.traces.value import Trace
 
 MOST_EVENTS = 5000
@@ -93,14 +93,13 @@ class Follower:
         """
         size = len(self._kept)
         self._parts = self._parts or [PartReader(directory, rank, size) for rank in range(size)]
-        trace = self._read()
-        trace = replace(trace, progress=progress or count_progress(self._parts) or "running")
+        trace = self._read(progress)
         if self._viewer is None:
             return f"{trace.progress}\n{trace.summary()}"
         self._viewer.show(trace)
         return trace.progress
 
-    def _read(self) -> LiveTrace:
+    def _read(self, progress: str) -> LiveTrace:
         """Reads new records, and forgets old events; returns the others."""
         pieces = []
         for part, its in zip(self._parts, self._kept, strict=True):
@@ -124,7 +123,8 @@ class Follower:
             "end_ns": time.monotonic_ns() - start_ns,
             "ended": [part.rank for part in self._parts if "end_ns" in part.meta],
         }
-        return LiveTrace(count_from(events.select(keeps), start_ns), metadata)
+        progress = progress or count_progress(self._parts) or "running"
+        return LiveTrace(count_from(events.select(keeps), start_ns), metadata, progress=progress)
 
 
 def _find_recent(events: Events) -> Ints:
@@ -133,10 +133,8 @@ def _find_recent(events: Events) -> Ints:
     All sides of a message or collective are forgotten together. Otherwise, the remaining operations
     would be matched incorrectly.
     """
-    if len(events) <= MOST_EVENTS:
-        return np.ones(len(events), dtype=bool)
     messages, calls = match(events), CollectiveCalls.of(events)
-    since_ns = np.partition(events.post_ns, -MOST_EVENTS)[-MOST_EVENTS]
+    since_ns = np.sort(events.post_ns)[-MOST_EVENTS:][:1]  # empty if there are no events
     recent = (events.post_ns >= since_ns) | (events.status == IN_FLIGHT)
     if len(events) <= _MOST_KEPT:  # the other side may still be unread
         recent[messages.unmatched] = True
@@ -151,9 +149,9 @@ def _describe_ranks(trace: LiveTrace) -> str:
     """Returns a line for each rank: its state, since when, and the ranks that it waits for."""
     events, end_ns, ended = trace.events, trace.metadata["end_ns"], trace.metadata["ended"]
     snapshot = snapshot_of_events(events, trace.world_size, end_ns=end_ns)
-    lines = []
+    activity, lines = Activity(events, trace.world_size), []
     for rank, view in enumerate(snapshot.ranks):
-        mine = np.flatnonzero(events.rank == rank)
+        mine = events.rank == rank
         if rank in ended:
             said = "has ended"
         elif view.awaited:
@@ -161,12 +159,10 @@ def _describe_ranks(trace: LiveTrace) -> str:
             peers = hindering(snapshot, rank, one)
             whom = name_ranks(peers) if peers else "the transfer"
             said = f"waits {one.operation.waited_s:.1f} s for {whom}: {one.operation}"
-        elif len(mine):
-            spans = mine[(events.kind[mine] == SPAN) & (events.status[mine] == IN_FLIGHT)]
-            names = [span_text(events.tables.labels[label]) for label in events.label[spans]]
+        elif mine.any():
             since_ns = max(events.post_ns[mine].max(), events.done_ns[mine].max())
-            what = ", ".join(names) or "its program"
-            said = f"runs {what} since {(end_ns - since_ns) * 1e-9:.1f} s"
+            doing = activity.doing(rank, end_ns - 1, end_ns)
+            said = f"is {doing}, for {(end_ns - since_ns) * 1e-9:.1f} s"
         else:
             said = "has not begun"
         lines.append(f"rank {rank} {said}")
@@ -192,11 +188,9 @@ def _has_browser() -> bool:
     """Returns whether there is a browser that does not run in the terminal."""
     if sys.platform == "linux" and not os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"}:
         return False
-    try:
-        webbrowser.get()
-    except webbrowser.Error:
-        return False
-    return True
+    with suppress(webbrowser.Error):
+        return bool(webbrowser.get())
+    return False
 
 
 def show_live(run: Callable[[Follower], Trace], world_size: int) -> Trace:

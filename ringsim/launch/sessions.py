@@ -194,8 +194,7 @@ class Session:
         variables: Mapping[str, Any],
         *,
         ranks: Sequence[int] | None = None,
-        limit_s: float | None = None,
-        live: bool = False,
+        **options: Any,
     ) -> Trace:
         """Runs the code of a notebook cell in the ranks' namespace.
 
@@ -207,8 +206,7 @@ class Session:
             variables: the notebook's variables that the cell uses. A rank takes over those that are
                 new or have changed since an earlier call.
             ranks: the ranks that run the cell, or None for all.
-            limit_s: the limit for the cell, in seconds, or None for the session's.
-            live: whether to show the cell while it runs, even if the session's calls are not shown.
+            options: ``limit_s`` and ``live``, if they differ from the session's.
 
         Returns:
             The trace.
@@ -224,11 +222,10 @@ class Session:
             self._seed,
             pack=functools.partial(pack, variables=variables),
         )
-        options = replace(self._options, show_hidden=True, live=live or self._options.live)
-        if limit_s is not None:
-            options = replace(options, limit_s=limit_s)
         name = name_cells([filename]).get(filename, "cell")
-        return self._call(name, replace(job, only=None if ranks is None else tuple(ranks)), options)
+        only = None if ranks is None else tuple(ranks)
+        shown = replace(self._options, show_hidden=True, **options)
+        return self._call(name, replace(job, only=only), shown)
 
     def _run_on(self, ranks: tuple[int, ...], worker: Any, args: Any, kwargs: Any) -> Trace:
         check_worker(worker)

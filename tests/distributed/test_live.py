@@ -117,14 +117,14 @@ def test_a_terminal_shows_a_line_per_rank_and_whom_it_waits_for() -> None:
     text = terminal.text
     waits = r"rank [01] waits \d+\.\d s for rank 2: all_reduce \(world, float32\[4\], 16 bytes\) at"
     assert re.search(rf"{waits} train.py:\d+", text)
-    assert re.search(r"rank 2 runs step mine, forward since \d\.\d s", text)
+    assert re.search(r'rank 2 is still in "forward", for \d\.\d s', text)
     assert re.search(r"ringsim: 3 ranks, \d+ s, 0 done, loading torch [0-3]/3", text)
     assert re.search(r"ringsim: 3 ranks, \d+ s, 0 done, 2 messages, step 3", text)
     screen = lines_on_screen(text)
     # the output is kept, and the lines are gone
     shown = [line for line in screen if line.startswith("[rank")]
     assert sorted(shown) == [f"[rank {rank}] rank {rank} is done" for rank in range(3)]
-    assert not [line for line in screen if re.match(r"ringsim: |rank \d (waits|runs)", line)]
+    assert not [line for line in screen if re.match(r"ringsim: |rank \d (waits|is)", line)]
 
 
 def test_the_ordinary_progress_line_names_the_phase() -> None:
@@ -203,7 +203,7 @@ def test_watch_shows_one_call_of_a_session_to_its_end() -> None:
         try:
             assert until(lambda: script in watch().stdout, 200)
             with closing(Terminal(*RINGSIM, "watch", script)) as terminal:
-                assert until(lambda: "rank 1 runs its program" in terminal.text, 100)
+                assert until(lambda: "rank 1 is busy outside any span" in terminal.text, 100)
                 Path("go").touch()
                 assert terminal.wait() == 0
             # more than the newest part, and still true after the records are gone
