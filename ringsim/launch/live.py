@@ -63,8 +63,27 @@ class LiveTrace(Trace):
         return Diagnosis((), self.world_size)
 
     def summary(self) -> str:
-        """Returns the state of each rank, as one line of text per rank."""
-        return _describe_ranks(self)
+        """Returns a line for each rank: its state, since when, and the ranks that it waits for."""
+        events, end_ns, ended = self.events, self.metadata["end_ns"], self.metadata["ended"]
+        snapshot = snapshot_of_events(events, self.world_size, end_ns=end_ns)
+        activity, lines = Activity(events, self.world_size), []
+        for rank, view in enumerate(snapshot.ranks):
+            mine = events.rank == rank
+            if rank in ended:
+                said = "has ended"
+            elif view.awaited:
+                one = view.awaited[0]
+                peers = hindering(snapshot, rank, one)
+                whom = name_ranks(peers) if peers else "the transfer"
+                said = f"waits {one.operation.waited_s:.1f} s for {whom}: {one.operation}"
+            elif mine.any():
+                since_ns = max(events.post_ns[mine].max(), events.done_ns[mine].max())
+                doing = activity.doing(rank, end_ns - 1, end_ns)
+                said = f"is {doing}, for {(end_ns - since_ns) * 1e-9:.1f} s"
+            else:
+                said = "has not begun"
+            lines.append(f"rank {rank} {said}")
+        return "\n".join(lines)
 
 
 class Follower:
@@ -79,7 +98,7 @@ class Follower:
         self._viewer = viewer
         self._parts: list[PartReader] = []
         self._kept = [RankRecords(MARK) for _ in range(world_size)]
-        self._start_ns: int | None = None
+        self._start_ns = 0  # no event was read yet
 
     def __call__(self, directory: Path, progress: str) -> str:
         """Reads new records, in limited amounts, and shows the run.
@@ -91,17 +110,8 @@ class Follower:
         Returns:
             The text for the terminal, with a line for each rank if there is no viewer.
         """
-        size = len(self._kept)
+        size, pieces = len(self._kept), []
         self._parts = self._parts or [PartReader(directory, rank, size) for rank in range(size)]
-        trace = self._read(progress)
-        if self._viewer is None:
-            return f"{trace.progress}\n{trace.summary()}"
-        self._viewer.show(trace)
-        return trace.progress
-
-    def _read(self, progress: str) -> LiveTrace:
-        """Reads new records, and forgets old events; returns the others."""
-        pieces = []
         for part, its in zip(self._parts, self._kept, strict=True):
             its.add(*part.advance())
             names = {  # only those that occur, which are few
@@ -111,20 +121,23 @@ class Follower:
             pieces.append(make_piece(part.rank, its.records, names, 0, {}))
         events = join_events(pieces)
         keeps = _find_recent(events)
-        ends = np.cumsum([len(its.slots) for its in self._kept])[:-1]
-        for its, kept in zip(self._kept, np.split(keeps, ends), strict=True):
-            its.keep(kept)
-        if self._start_ns is None and len(events):
+        for rank, its in enumerate(self._kept):
+            its.keep(keeps[events.rank == rank])
+        if not self._start_ns and len(events):
             self._start_ns = int(events.post_ns.min())
-        start_ns = self._start_ns or 0
         metadata = {
-            "world_size": len(pieces),
+            "world_size": size,
             "source": "measured",
-            "end_ns": time.monotonic_ns() - start_ns,
+            "end_ns": time.monotonic_ns() - self._start_ns,
             "ended": [part.rank for part in self._parts if "end_ns" in part.meta],
         }
         progress = progress or count_progress(self._parts) or "running"
-        return LiveTrace(count_from(events.select(keeps), start_ns), metadata, progress=progress)
+        newest = count_from(events.select(keeps), self._start_ns)
+        trace = LiveTrace(newest, metadata, progress=progress)
+        if self._viewer is None:
+            return f"{progress}\n{trace.summary()}"
+        self._viewer.show(trace)
+        return progress
 
 
 def _find_recent(events: Events) -> Ints:
@@ -143,30 +156,6 @@ def _find_recent(events: Events) -> Ints:
     unit[messages.recv] = messages.send
     unit[calls.event] = calls.last[calls.call]
     return np.isin(unit, unit[recent])
-
-
-def _describe_ranks(trace: LiveTrace) -> str:
-    """Returns a line for each rank: its state, since when, and the ranks that it waits for."""
-    events, end_ns, ended = trace.events, trace.metadata["end_ns"], trace.metadata["ended"]
-    snapshot = snapshot_of_events(events, trace.world_size, end_ns=end_ns)
-    activity, lines = Activity(events, trace.world_size), []
-    for rank, view in enumerate(snapshot.ranks):
-        mine = events.rank == rank
-        if rank in ended:
-            said = "has ended"
-        elif view.awaited:
-            one = view.awaited[0]
-            peers = hindering(snapshot, rank, one)
-            whom = name_ranks(peers) if peers else "the transfer"
-            said = f"waits {one.operation.waited_s:.1f} s for {whom}: {one.operation}"
-        elif mine.any():
-            since_ns = max(events.post_ns[mine].max(), events.done_ns[mine].max())
-            doing = activity.doing(rank, end_ns - 1, end_ns)
-            said = f"is {doing}, for {(end_ns - since_ns) * 1e-9:.1f} s"
-        else:
-            said = "has not begun"
-        lines.append(f"rank {rank} {said}")
-    return "\n".join(lines)
 
 
 def _open_viewer(world_size: int) -> Any:
