@@ -92,9 +92,11 @@ def _watch(directory: Path, found: list[PartReader], follow: Follower) -> Trace:
         while True:
             for name in ("rank-*.events", "rank-*.names", "run.json"):
                 for path in directory.glob(name):
-                    if not (links / path.name).is_symlink():
-                        file = stack.enter_context(path.open("rb"))
-                        (links / path.name).symlink_to(f"/proc/self/fd/{file.fileno()}")
+                    link = links / path.name
+                    with suppress(FileNotFoundError):  # the run has just removed it
+                        if not link.is_symlink():
+                            file = stack.enter_context(path.open("rb"))
+                            link.symlink_to(f"/proc/self/fd/{file.fileno()}")
             if all(is_gone(part) or "end_ns" in part.meta for part in parts):
                 return Trace(*read_run(links))
             progress.update(0, lambda: follow(links, ""))
