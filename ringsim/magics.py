@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ringsim.launch.sessions import Session
 
 _USAGE = (
-    "%%ring [-n RANKS] [--keep] [--sim] [0,1] [--limit SECONDS] [-o NAME], "
+    "%%ring [-n RANKS] [--keep] [--sim] [0,1] [--live] [--limit SECONDS] [-o NAME], "
     "or %ring [pull NAME | push NAME ... | stop]"
 )
 _NO_RANKS = (
@@ -65,7 +65,7 @@ def load_ipython_extension(ipython: InteractiveShell) -> None:
     def ring(line: str, cell: str | None = None) -> Any:
         """Runs the cell on every rank.
 
-        Usage: ``%%ring [-n RANKS] [--keep] [--sim] [0,1] [--limit SECONDS] [-o NAME]``
+        Usage: ``%%ring [-n RANKS] [--keep] [--sim] [0,1] [--live] [--limit SECONDS] [-o NAME]``
 
         Shows each rank's output, tagged with the rank, and then the trace.
 
@@ -79,6 +79,8 @@ def load_ipython_extension(ipython: InteractiveShell) -> None:
         these ranks. They end with ``%ring stop``, with the kernel, or after an hour without a cell.
         With ``--keep --sim``, these ranks are simulated, and messages take 10 us and 0.1 ns per
         byte. To choose another link, use ``ringsim.session``.
+
+        With ``--live``, the ranks are shown while they run.
 
         * ``%ring`` lists the ranks, the number of calls, and the memory that each rank uses.
         * ``%ring pull loss`` returns a variable's value on each rank.
@@ -121,15 +123,14 @@ def _run_cell(kept: _Kept, line: str, cell: str) -> ringsim.Trace:
     code = _compile(source, filename)
     names = (_find_names(code, _LOOKUPS) - _NOT_SENT - {options.out}) & variables.keys()
     sent = {name: variables[name] for name in names}
+    how: dict[str, Any] = {"limit_s": options.limit, "live": options.live}
     with _naming_the_unsendable(sent):
         if session is None:
             job = pack_call(run_on_rank, (source, filename), sent, seed=0)
-            trace = run(job, kind, RunOptions(limit_s=options.limit, show_hidden=True))
+            trace = run(job, kind, RunOptions(show_hidden=True, **how))
         else:
             kept.drop_old(sent, _find_names(code, _STORES))
-            trace = session.run_cell(
-                source, filename, sent, ranks=options.only, limit_s=options.limit
-            )
+            trace = session.run_cell(source, filename, sent, ranks=options.only, **how)
     variables[options.out] = trace
     return trace
 
@@ -237,6 +238,7 @@ def _make_parser() -> _Parser:
     parser.add_argument("-n", "--ranks", type=int)
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--sim", action="store_true")
+    parser.add_argument("--live", action="store_true")
     parser.add_argument("--limit", type=float)
     parser.add_argument("-o", "--out", default="trace")
     return parser

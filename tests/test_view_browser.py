@@ -140,6 +140,20 @@ def two_that_meet() -> Trace:
     return story.trace()
 
 
+def test_the_legend_follows_a_running_run(open_page: Open) -> None:
+    """It was drawn again only if the number of its entries changed."""
+
+    def computes(name: str) -> Trace:
+        story = Story(1)
+        story.span(0, name, 0, 4)
+        return story.trace()
+
+    shown = open_page(computes("forward"), computes("backward"))
+    live = "new LiveView(view.root, [view.runs[0]]).open(false)"
+    legend = f"(() => {{ const live = {live}; live.renew(view.runs[1]); return live; }})()"
+    assert "backward" in shown.get(f"{legend}.part('legend').textContent")
+
+
 def test_hovering_and_clicking_tell_what_an_event_was(open_page: Open) -> None:
     view = open_page(two_that_meet())
     view.page.mouse.move(*view.at(3))

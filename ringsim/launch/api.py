@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, overload
 from ringsim.errors import ArgumentError, check_limit, check_seed, check_worker, is_integer
 from ringsim.faults import Degrade, Injection, check_injections
 from ringsim.launch.job import RankKind, pack_call, refuse_unknown, start_environment
-from ringsim.launch.live import run_live
 from ringsim.launch.recorded_cells import is_replaying, name_run, refuse, replay
 from ringsim.launch.run import RunOptions, run
 from ringsim.traces.value import Trace
@@ -135,17 +134,11 @@ def trace(
     """
     refuse_unknown(check)
     if isinstance(worker_or_path, str | os.PathLike):
-        if live:
-            raise ArgumentError(
-                "live must be omitted with a path, got True: the ranks are already running. To see "
-                "them while they run, use: ringsim watch."
-            )
-        if debug:
-            raise ArgumentError(
-                "debug must be omitted with a path, got True: the ranks are already running. To "
-                "start ranks, pass a function instead of a path."
-            )
-        return _record(Path(worker_or_path), world_size, inject, check)
+        _refuse_with_path(world_size=world_size, inject=inject, live=live, debug=debug)
+        # needs torch, which a launcher of ranks does not load
+        from ringsim.launch.recording import Recording
+
+        return Recording(Path(worker_or_path), check=check)
     check_worker(worker_or_path)
     if is_replaying():
         return replay(name_run(worker_or_path, world_size, args, kwargs))
@@ -162,12 +155,10 @@ def trace(
     if backend is not None:
         _check_for_mpi(injections, check)
     job = replace(pack_call(worker_or_path, args, kwargs, seed), check=check, inject=injections)
-    options = RunOptions(limit_s=limit_s)
+    options = RunOptions(limit_s=limit_s, live=live)
     if debug:  # time can stand still for ringsim, but not for torch
         job, options = replace(job, debug=True), replace(options, timeout_s=kind.timeout_s)
         kind = replace(kind, timeout_s=_DAY_S)
-    if live:
-        return run_live(functools.partial(run, job, kind), options, kind.world_size)
     return run(job, kind, options)
 
 
@@ -185,24 +176,15 @@ def _check_for_mpi(injections: Sequence[Injection], check: str) -> None:
         )
 
 
-def _record(
-    path: Path, world_size: int | None, inject: Sequence[Injection], check: str
-) -> Recording:
-    """Returns the recording of ranks that are already running."""
-    if world_size is not None:
-        raise ArgumentError(
-            f"world_size must be omitted with a path, got {world_size}: the ranks are already "
-            "running. To start ranks, pass a function instead of a path."
-        )
-    if inject:
-        raise ArgumentError(
-            f"inject must be omitted with a path, got {inject!r}: ringsim can inject faults only "
-            "into ranks that it starts. Omit inject, or pass a function."
-        )
-    # needs torch, which a launcher of ranks does not load
-    from ringsim.launch.recording import Recording
-
-    return Recording(path, check=check)
+def _refuse_with_path(**options: Any) -> None:
+    """Refuses options for ranks that ringsim starts."""
+    for name, value in options.items():
+        if value not in (None, False, ()):
+            raise ArgumentError(
+                f"{name} must be omitted with a path, got {value!r}: the ranks are already "
+                "running. To start ranks, pass a function instead of a path. To see running ranks, "
+                "use: ringsim watch."
+            )
 
 
 def make_kind(

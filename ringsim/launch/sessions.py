@@ -49,6 +49,7 @@ def session(
     seed: int = 0,
     check: str = "basic",
     idle_s: float = 3600,
+    live: bool = False,
 ) -> Session:
     """Starts ranks that stay: each call finds the variables that earlier calls left.
 
@@ -74,6 +75,7 @@ def session(
         check: the mistakes that raise an error before torch sees them, as in ``ringsim.trace``; for
             real ranks.
         idle_s: the time without a call after which the session ends by itself, in seconds.
+        live: whether to show each call of real ranks while it runs, as in ``ringsim.trace``.
 
     Returns:
         The session, for a ``with`` block; its ranks end with the block.
@@ -105,7 +107,7 @@ def session(
         check_links(link, kind.world_size)
     size = kind.world_size
     ranks = RealRanks(kind) if link is None else SimulatedRanks(size, link, seed)
-    return Session(ranks, size, seed, check, RunOptions(limit_s=limit_s), idle_s)
+    return Session(ranks, size, seed, check, RunOptions(limit_s=limit_s, live=live), idle_s)
 
 
 class Session(AbstractContextManager["Session"]):
@@ -207,7 +209,7 @@ class Session(AbstractContextManager["Session"]):
         variables: Mapping[str, Any],
         *,
         ranks: Sequence[int] | None = None,
-        limit_s: float | None = None,
+        **options: Any,
     ) -> Trace:
         """Runs the code of a notebook cell in the ranks' namespace.
 
@@ -219,7 +221,7 @@ class Session(AbstractContextManager["Session"]):
             variables: the notebook's variables that the cell uses. A rank takes over those that are
                 new or have changed since an earlier call.
             ranks: the ranks that run the cell, or None for all.
-            limit_s: the limit for the cell, in seconds, or None for the session's.
+            options: ``limit_s`` and ``live``, if they differ from the session's.
 
         Returns:
             The trace.
@@ -228,10 +230,9 @@ class Session(AbstractContextManager["Session"]):
             ArgumentError: a variable cannot be sent to the ranks.
             RingError: the errors of ``run``.
         """
-        limit_s = self._options.limit_s if limit_s is None else limit_s
-        options = replace(self._options, show_hidden=True, limit_s=limit_s)
         name = name_cells([filename]).get(filename, "cell")
-        return self._call(name, ranks, run_cell, (source, filename), {}, variables, options)
+        shown = replace(self._options, show_hidden=True, **options)
+        return self._call(name, ranks, run_cell, (source, filename), {}, variables, shown)
 
     def _call(
         self,

@@ -73,7 +73,7 @@ class RunOptions:
             removed at the end.
         doing: a function that returns the text for the progress line, given the run's directory and
             a few words about the progress, or None for these words.
-        live: whether ``doing`` shows the run while it runs.
+        live: whether the run is shown while it runs, instead of the text of ``doing``.
         poll_s: the interval between polls for stuck ranks, in seconds, or None for no polls.
         allows: a function that returns whether the run may continue, given the processes of the
             unfinished ranks, or None for always.
@@ -236,8 +236,12 @@ class Supervisor:
         for followed in self.ranks:
             followed.tell(message)
 
-    def watch(self) -> None:
-        """Sends the job; returns when all ranks have answered, or when waiting is pointless."""
+    def watch(self, doing: Callable[[Path, str], str] | None) -> None:
+        """Sends the job; returns when all ranks have answered, or when waiting is pointless.
+
+        The progress line shows the text of ``doing``, as described at ``RunOptions``.
+        """
+        self._doing = doing
         limit_s = self.options.limit_s
         deadline = math.inf if limit_s is None else self._now_s + limit_s
         try:
@@ -500,7 +504,7 @@ class Supervisor:
 
     def _describe(self) -> str:
         """Returns the text for the progress line."""
-        words, doing = count_progress(self.records.parts), self.options.doing
+        words, doing = count_progress(self.records.parts), self._doing
         for what, numbers in (
             ("the program", [one.num_threads for one in self.ranks]),
             ("torch", [one.pid for one in self.ranks]),

@@ -179,6 +179,28 @@ def test_output_is_tagged_and_comes_while_the_cell_runs(kernel: Kernel, tmp_path
     assert sorted(rest.text.splitlines()) == [f"[rank {rank}] ends" for rank in range(3)]
 
 
+@pytest.mark.parametrize("ranks", ["--keep", "-n 2"])
+def test_a_cell_is_shown_while_it_runs(kernel: Kernel, tmp_path: Path, ranks: str) -> None:
+    told = tmp_path / "told"
+    outputs = kernel.follow(
+        kernel.client.execute(
+            f"%%ring {ranks} --live\nimport os, time\n"
+            f"while not os.path.exists({str(told)!r}):\n    time.sleep(0.01)\n'the end'"
+        )
+    )
+    live = 0
+    while live < 3:  # pieces for the widget
+        kind, content = next(outputs)
+        message = content["data"] if kind == "comm_msg" else {}
+        live += message.get("content") == {"live": True}
+    told.touch()
+    rest = Reply(outputs)
+    assert rest.errors == []
+    assert "version" in rest.messages[-1]["content"]  # the whole run
+    assert rest.value.startswith("Trace of ")
+    assert "'the end'" in kernel.run("trace.results").value
+
+
 # -- cells that fail
 
 

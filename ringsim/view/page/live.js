@@ -31,7 +31,8 @@ class LiveView extends View {
     if (by && from <= begin) timeline.fit(); else timeline.show(from + by, until + by);
     ring.found.clear();
     ring.key = "";
-    const names = this.drawnNames(), isSame = names.size === this.names?.size;
+    const names = this.drawnNames(), keysOf = (all) => `${[...all?.keys() ?? []]}`;
+    const isSame = keysOf(names) === keysOf(this.names);
     this.names = names;
     if (!isSame) this.drawLegend(); // otherwise, a click on it could be lost
     this.draw();
