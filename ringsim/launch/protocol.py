@@ -37,6 +37,7 @@ SHUT = "shut"
 OVER = "over"
 STOP = "stop"
 IDLE = "idle"
+VARIABLES = "variables"
 DO = "do"
 JOIN = "join"
 
