@@ -110,7 +110,8 @@ def trace(
             terminal. While it waits for you, time stands still for ``limit_s``, ``timeout_s`` and
             the search for stuck ranks. Other limits, such as those of groups that the worker
             creates, continue to run. An operation that exceeds ``timeout_s`` ends the run with
-            ``RunTimeout``, which the worker cannot catch.
+            ``RunTimeout``, which the worker cannot catch. If the run fails, the error's
+            ``locals(2)`` returns the variables of rank 2 as text.
 
     Returns:
         The trace, with events, pictures, and the ``results`` and ``output`` of each rank. With a

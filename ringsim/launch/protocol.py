@@ -34,6 +34,7 @@ SHUT = "shut"
 OVER = "over"
 STOP = "stop"
 IDLE = "idle"
+VARIABLES = "variables"
 
 # time for ranks to report their places: the machine may be busy, and C++ may hold the interpreter
 ANSWER_S = 1.0

@@ -61,18 +61,30 @@ from ringsim.diagnose.failure import (
     read_verdict,
     report_exception,
 )
+from ringsim.diagnose.variables import describe_error, describe_stack
 from ringsim.errors import RingError
 from ringsim.faults import jitter_of, slowed_by
 from ringsim.launch import process, worlds
 from ringsim.launch.debugging import RankDebugger
 from ringsim.launch.job import ALONE, Job, RankConfig, configure_loggers, show_lines
 from ringsim.launch.namespace import Namespace
-from ringsim.launch.protocol import ASK, IDLE, OVER, STOP, WAKE, WAKE_S, WHERE, answer
+from ringsim.launch.protocol import (
+    ASK,
+    IDLE,
+    OVER,
+    STOP,
+    VARIABLES,
+    WAKE,
+    WAKE_S,
+    WHERE,
+    answer,
+)
 from ringsim.launch.results import describe_unpicklable, write_result
 from ringsim.launch.system import shut_connections
 from ringsim.ring.printing import restore_output
 from ringsim.ring.ring import initialize
 from ringsim.state import change_state, get_state
+from ringsim.traces.frames import current_frames
 from ringsim.traces.recorder import Recorder
 
 HEAD = "127.0.0.1"
@@ -191,6 +203,8 @@ class _Calls:
                 stop()
             self._say(("result", _write_result(result, config)))
         except BaseException as error:  # the launcher must receive any error
+            if get_state().debug:
+                self._say((VARIABLES, describe_error(error)))
             self._say(("failed", report_exception(config.rank, error)))
             return False
         return True
@@ -253,6 +267,7 @@ class _Calls:
             self._open_door()
         if job.debug:
             sys.breakpointhook = self._stop
+            change_state(debug=True)
             # processes that the program forks have no channel
             os.register_at_fork(after_in_child=_forget_breakpoints)
         recorder.set_meta("num_threads", torch.get_num_threads())
@@ -363,6 +378,9 @@ def _watch(
         while True:
             try:
                 message = channel.recv()
+                if message == WHERE and get_state().debug:
+                    frames = current_frames()
+                    say((VARIABLES, describe_stack(frames[threading.main_thread().ident or 0])))
                 if message in (ASK, WHERE):
                     say((message, answer(message)))
                 elif message == WAKE:

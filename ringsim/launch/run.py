@@ -196,11 +196,13 @@ class Run(Supervisor):
         if isinstance(error, RankFailed):
             error.rank = diagnosis.findings[0].ranks[0]
         error.trace, error.diagnosis = trace, replace(diagnosis, trace=trace)
+        error.variables = self.variables
         return error
 
     def _explained(self, error: _Error) -> _Error:
         """Adds the recorded trace and its diagnosis to an error."""
         error.trace = self._end_early()
+        error.variables = self.variables
         if error.trace is not None and (found := explain(error.trace)).findings:
             error.diagnosis = found
             reports = self.reports

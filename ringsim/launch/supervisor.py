@@ -44,12 +44,12 @@ from ringsim.launch.debugging import answer
 from ringsim.launch.job import Job
 from ringsim.launch.output import RankOutput
 from ringsim.launch.progress import Progress, count_progress
-from ringsim.launch.protocol import ASK, IDLE, OVER, WAKE_S, WHERE, list_unfinished
+from ringsim.launch.protocol import ASK, IDLE, OVER, VARIABLES, WAKE_S, WHERE, list_unfinished
 from ringsim.launch.ranks import START_S, RankSet
 from ringsim.launch.system import has_proc, look_at_living
 from ringsim.launch.threads import Place, Threads
 from ringsim.launch.watcher import COLLECTIVE_S, POLL_S, LiveRecords, Watcher
-from ringsim.traces.cells import name_cells
+from ringsim.traces.cells import name_cells, rename_places
 from ringsim.traces.events import ERROR
 from ringsim.traces.parts import PartReader
 
@@ -185,6 +185,7 @@ class Supervisor:
         self.verdict: Verdict | None = None
         self.late: list[int] = []
         self.given_up_ns: int | None = None
+        self.variables: dict[int, str] = {}  # by rank, if ranks keep them for an error
         self.unfinished: list[dict[str, Any]] = []
         self.records = LiveRecords(rank_set.directory, self.size)
         self.caught = self.records.caught
@@ -458,6 +459,8 @@ class Supervisor:
             self._watcher.hear(one.rank, Threads(*value))
         elif what == WHERE:
             self._places[one.rank] = value
+        elif what == VARIABLES:
+            self.variables[one.rank] = rename_places(value, name_cells(self.job.lines))
         elif what == "woken":
             one.woken = value
         elif what == "result":

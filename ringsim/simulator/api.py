@@ -93,7 +93,8 @@ def simulate(
         debug: whether ``breakpoint()`` in a rank brings its debugger to the caller's cell or
             terminal. Time stands still for all ranks while a rank is stopped. Besides the commands
             of pdb, ``look`` lists what each rank does, and ``op`` runs until any rank, or
-            ``op 2`` until rank 2, is about to post its next operation.
+            ``op 2`` until rank 2, is about to post its next operation. If the run fails,
+            the error's ``locals(2)`` returns the variables of rank 2 as text.
 
     Returns:
         The trace, which holds the events and each rank's ``results`` and ``output``, and which can

@@ -22,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
+from typing import Any
 
 from ringsim.compute_costs import stretch
 from ringsim.errors import LONGEST_S, ArgumentError, Deadlock, RingError
@@ -141,7 +142,7 @@ class Clock:
         self.give_up: Callable[[str], None] = lambda _: None
         self.refuse_thread: Callable[[], None] = lambda: None
         self.choose: Callable[[], Rank | None] = lambda: None
-        self.halt_poll: Callable[[], None] | None = None
+        self.halt_poll: Callable[[Any], None] | None = None
         self.current = self._outside = Rank(-1, 0, self)
         self.ranks: list[Rank] = []
         self._isolation = isolation
@@ -240,7 +241,7 @@ class Clock:
         while me.errands:
             me.errands.pop(0)()
 
-    def poll(self) -> None:
+    def poll(self, asked: Any) -> None:
         """Gives way until a rank does something other than ask whether an operation is done.
 
         Raises:
@@ -256,7 +257,7 @@ class Clock:
                 "for the missing operation, or use wait(), which reports the missing rank."
             )
         if self.halt_poll is not None:
-            self.halt_poll()
+            self.halt_poll(asked)
             return
         working_s = 0.0
         if asking.issuperset(self._ready):

@@ -43,6 +43,7 @@ from ringsim.diagnose.failure import (
 )
 from ringsim.diagnose.parting import tell_partings
 from ringsim.diagnose.snapshot import Snapshot, read_ends, snapshot_of_events
+from ringsim.diagnose.variables import describe_error
 from ringsim.diagnose.verdict import judge, waiting_text, waits_text
 from ringsim.errors import RingError
 from ringsim.faults import fails_at, jitter_of, slowed_by
@@ -223,6 +224,7 @@ class Simulation:
     """
 
     process: Process
+    _debug = False  # whether an error keeps the variables of ranks
     # called on the rank that is about to post an operation
     _on_operation: Callable[[Attempt], None] | None = None
 
@@ -262,6 +264,7 @@ class Simulation:
         self._results: list[bytes] = [dumps(None)] * self._size
         self._returned: set[int] = set()
         self._reports: list[Report] = []
+        self._variables: dict[int, str] = {}  # by rank
         self._stuck: frozenset[int] = frozenset()  # the ranks that had to be ended
         self._given_up_ns: int | None = None  # the time at which they were ended
 
@@ -283,6 +286,7 @@ class Simulation:
             if (found := explain(error.trace)).findings:
                 error.diagnosis = found
         if error is not None:
+            error.variables = self._variables
             return Outcome(error.trace, error, error.diagnosis)
         return Outcome(self._make_trace(complete=True))
 
@@ -333,9 +337,12 @@ class Simulation:
                 self._clock.pay()
             self._results[rank.number] = _pack_result(result, rank)
             self._returned.add(rank.number)
-        except Ended:
-            pass
         except BaseException as error:
+            if self._debug:
+                text = describe_error(error)
+                self._variables[rank.number] = rename_places(text, self._cells)
+            if isinstance(error, Ended):
+                return
             if not self._reports:
                 self._clock.until_s = self._clock.now + GRACE_S
             self._reports.append(report_exception(rank.number, error, self._clock.now_ns))
