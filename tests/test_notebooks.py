@@ -138,6 +138,8 @@ def client() -> Iterator[NotebookClient]:
 
 
 CLIENTS: list[NotebookClient] = []  # the running client
+# removes the names of the previous lesson, and its ranks if it did not run to its end
+RESET = "%load_ext ringsim\n%ring stop\nget_ipython().reset(new_session=True)"
 
 
 @cache
@@ -149,7 +151,7 @@ def executed(lesson: Path) -> dict[str, Cell]:
     (client,) = CLIENTS
     client.nb = nbformat.read(lesson, as_version=4)
     client.reset_execution_trackers()
-    client.kc.execute("get_ipython().reset(new_session=True)", silent=True)
+    client.kc.execute(RESET, silent=True)
     for index, cell in enumerate(client.nb.cells):
         client.execute_cell(cell, index)
     return {cell.id: cell for cell in client.nb.cells if cell.cell_type == "code"}
@@ -199,7 +201,7 @@ def test_the_first_cells_of_a_lesson_run(lesson: Path) -> None:
     (client,) = CLIENTS
     client.nb = nbformat.read(lesson, as_version=4)
     client.reset_execution_trackers()
-    client.kc.execute("get_ipython().reset(new_session=True)", silent=True)
+    client.kc.execute(RESET, silent=True)
     code = [index for index, cell in enumerate(client.nb.cells) if cell.cell_type == "code"]
     for index in code[:FIRST_CELLS]:
         client.execute_cell(client.nb.cells[index], index)  # an error of the cell is raised here
@@ -271,6 +273,18 @@ def columns(text: str) -> list[list[float]]:
 
 
 STUCK = "deadlock: ranks 0, 1 and 2 wait for each other."
+
+
+@in_the_kernel_of("00")
+def test_lesson_00_shows_what_it_claims() -> None:
+    texts = texts_of("00")
+    shows(texts["memory-run"], "[[0], [1], [2], [3]]\n", "in the notebook:   []\n")
+    looked = "rank 2 has the number: 20\nthe notebook has a number: False\n"
+    assert texts["keep-look"] == looked
+    assert find(r"waited [\d.]+ ms in recv \(Cell In\[(\d+)\]:6\)", texts["timeline-run"]) == ["9"]
+    shows(texts["timeline-table"], "rank 0 received: 30 \n", "rank 0 waited longest\n")
+    shows(texts["failure-run"], "rank 3 of 4 raised IndexError", "  The session goes on.\n")
+    assert len(find(r"still has the number \d+$", texts["failure-after"])) == 4
 
 
 @in_the_kernel_of("01")

@@ -149,7 +149,7 @@ def trace(
         return _record(Path(worker_or_path), world_size, inject, check)
     check_worker(worker_or_path)
     if is_replaying():
-        return replay(name_run(worker_or_path, world_size, args, kwargs))
+        return replay(name_run(worker_or_path, world_size, args, kwargs), {})
     kind = make_kind(world_size, comm_device, timeout_s, ring=ring, backend=backend)
     if limit_s is not None and not (is_number(limit_s) and limit_s > 0):
         raise ArgumentError(
