@@ -109,7 +109,8 @@ def _run_cell(kept: _Kept, line: str, cell: str) -> ringsim.Trace:
     num_ranks = _NUM_RANKS if options.ranks is None else options.ranks
     variables = kept.shell.user_ns
     if is_replaying():
-        variables[options.out] = shown = replay(name_run(cell, num_ranks))
+        name, stays = name_run(cell, num_ranks), options.keep or options.only
+        variables[options.out] = shown = replay(name, variables if stays else {})
         return shown
     kind = make_kind(num_ranks, "cpu", 30, ring=True)
     if options.limit is not None:
@@ -119,7 +120,8 @@ def _run_cell(kept: _Kept, line: str, cell: str) -> ringsim.Trace:
     session = kept.get(options) if options.keep or options.only else None
     # include the %%ring line, so that tracebacks number lines like the notebook
     source = f"\n{cell}"
-    filename = kept.shell.compile.cache(source)  # so that tracebacks find the lines
+    # so that tracebacks find the lines, and name the cell
+    filename = kept.shell.compile.cache(source, len(variables["In"]) - 1)
     code = _compile(source, filename)
     names = (_find_names(code, _LOOKUPS) - _NOT_SENT - {options.out}) & variables.keys()
     sent = {name: variables[name] for name in names}

@@ -142,7 +142,7 @@ def trace(
         return Recording(Path(worker_or_path), check=check)
     check_worker(worker_or_path)
     if is_replaying():
-        return replay(name_run(worker_or_path, world_size, args, kwargs))
+        return replay(name_run(worker_or_path, world_size, args, kwargs), {})
     kind = make_kind(world_size, comm_device, timeout_s, ring=ring, backend=backend)
     if limit_s is not None:
         check_limit("limit_s", limit_s)
