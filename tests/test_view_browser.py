@@ -737,7 +737,7 @@ def test_steps_bubbles_and_the_critical_path_are_those_of_the_schedule(open_page
     said = view.text("panel")
     assert "interleaved_1f1b" in said
     assert "58.4 s\t17.8 %" in said
-    curve = view.page.locator("#panel canvas").get_attribute("aria-label")
+    curve = view.page.locator("#panel svg").get_attribute("aria-label")
     assert "rank 0 at most 11, rank 1 at most 9" in curve
     rows = view.get("timeline.rows.map(({ group, rank, number }) => [group, rank, number])")
     assert rows[:3] == [[0, 0, 0], [0, 0, 1], [1, 1, 0]]

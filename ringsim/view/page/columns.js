@@ -78,7 +78,7 @@ class Run {
     for (const count of head.counts) this.first.push(this.first.at(-1) + count);
     this.readTimes();
     this.lane = new Uint8Array(this.post.length); // by event; valid after `lanesOf` its rank
-    this.intervals = new Intervals(2 * Math.max(0, ...head.counts) + 1); // of one rank at a time
+    this.moments = new Int32Array(2 * Math.max(0, ...head.counts)); // of one rank at a time
     [this.lanes, this.programs] = [[], []]; // by rank, found when first needed
     this.flags = head.findings.map((finding) => ({
       ...finding, event: finding.events[0] ?? -1,
