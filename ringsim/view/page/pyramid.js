@@ -90,7 +90,9 @@ class Pyramid {
     for (let bin = 0; bin < bins; bin++) {
       if (!(filled[bin] > 0)) continue;
       let best = used[0];
-      for (const one of used) if (covers[one][bin] > covers[best][bin]) best = one;
+      for (let k = 1; k < used.length; k++) {
+        if (covers[used[k]][bin] > covers[best][bin]) best = used[k];
+      }
       state[bin] = best;
       share[bin] = Math.max(24, Math.min(255, (255 * filled[bin]) / whole));
     }

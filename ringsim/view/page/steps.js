@@ -31,8 +31,9 @@ function drawActivations(timeline, run, width) {
     const floor = (row + 1) * strip - 1, [times, live] = liveIn(run, rank, from, until);
     const y = (count) => floor - ((strip - 3) * Math.max(0, count)) / Math.max(1, ...peaks);
     const line = Array.from(times, (time, k) => `H${x(time)}V${y(live[k])}`).join("");
-    const text = (at, name) => `<text x="${at}" y="${floor - strip / 2}">${name}</text>`;
-    return text(0, `rank ${rank}`) + text(right + 4, `≤ ${peaks[row]}`)
+    const text = (at, look, name) =>
+      `<text class="${look}" x="${at}" y="${floor - strip / 2}">${name}</text>`;
+    return text(0, "", `rank ${rank}`) + text(width, "most", `≤ ${peaks[row]}`)
       + path("floor", `M52,${floor}H${right}`) + path("", `M52,${floor}${line}H${right}V${floor}`);
   });
   const said = ranks.map((rank, row) => `rank ${rank} at most ${peaks[row]}`);

@@ -24,9 +24,9 @@ const TEXTURES = { // whether a pixel belongs to a line of the texture
 
 /** Returns a mixture of two colours "#rrggbb" as a pixel; a `share` of 255 is the pure colour. */
 function pixel(colour, ground, share = 255) {
-  const [over, under] = [colour, ground].map((one) => parseInt(one.slice(1), 16));
+  const over = parseInt(colour.slice(1), 16), under = parseInt(ground.slice(1), 16);
   const mix = (shift) => {
-    const [high, low] = [over, under].map((one) => (one >> shift) & 255);
+    const high = (over >> shift) & 255, low = (under >> shift) & 255;
     return Math.round(low + ((high - low) * share) / 255);
   };
   return ((255 << 24) | (mix(0) << 16) | (mix(8) << 8) | mix(16)) >>> 0;
