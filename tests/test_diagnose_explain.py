@@ -584,6 +584,81 @@ def test_nobody_waits_any_more_once_it_is_decided_to_end_the_run(
     assert [operation.waited_s for operation in finding.operations] == pytest.approx([waited_s] * 2)
 
 
+# -- NCCL: operations that the GPU has not ended
+
+GPU_HANGS: dict[str, tuple[list[tuple[int, str, int, int, int]], str, list[str]]] = {
+    # rank, operation, peer, post and wait; the kind; and what the text contains
+    "a rank that skipped its send waits in its next recv": (
+        [(0, "recv", 1, 1, 2), (0, "send", 1, 3, 4), (1, "recv", 0, 1, 2)],
+        "deadlock",
+        ["ranks 0 and 1 wait for each other"],
+    ),
+    "a send behind a recv on both ranks": (
+        [
+            (rank, *row)
+            for rank in (0, 1)
+            for row in (("irecv", 1 - rank, 1, 5), ("isend", 1 - rank, 2, 6))
+        ],
+        "deadlock",
+        ["rank 1 posted no send (group world), but rank 0 posted 1 recv"],
+    ),
+    "batches with a later collective behind them": (
+        [
+            (0, "irecv", 1, 1, 5),
+            (0, "isend", 1, 2, 5),
+            (0, "barrier", -1, 7, 8),
+            (1, "barrier", -1, 1, 2),
+        ],
+        "collective_mismatch",
+        ["in barrier (world)", "rank 0 waits in irecv from 1"],
+    ),
+    "a rank that is elsewhere": (
+        [(0, "recv", 1, 1, 2), (0, "barrier", -1, 3, 4)],
+        "stalled",
+        [
+            "rank 1 was asleep at train.py:7",
+            "rank 1 has not posted its side of rank 0's recv from 1",
+        ],
+    ),
+    "a rank that has returned": (
+        [(0, "recv", 1, 1, 2)],
+        "peer_exited",
+        ["rank 1 has returned", "rank 1 posted no send (group world), but rank 0 posted 1 recv"],
+    ),
+}
+
+
+@pytest.mark.parametrize("hang", GPU_HANGS)
+def test_a_rank_that_has_not_posted_its_side_on_nccl_is_named(hang: str) -> None:
+    rows, kind, said = GPU_HANGS[hang]
+    story = Story(2)
+    for number, (rank, op, peer, post_ns, wait_ns) in enumerate(rows):
+        times = post_ns, wait_ns, -1
+        tag = {"tag": number} if peer >= 0 else {}  # NCCL ignores tags
+        story.op(rank, op, times, peer=peer, group="world", status=IN_FLIGHT, **tag)
+    ends = [{"rank": rank, "state": "running", "about": "asleep at train.py:7"} for rank in (0, 1)]
+    if kind == "peer_exited":  # the GPU of rank 0 still waits
+        ends = RETURNED
+    diagnosis = story.trace(backend="nccl", complete=False, ends=ends).explain()
+    assert diagnosis.kind == kind
+    assert 1 in diagnosis.findings[0].ranks
+    assert "tag" not in str(diagnosis)
+    assert all(words in str(diagnosis) for words in said), str(diagnosis)
+    assert "Not proved: an operation posted behind" in diagnosis.notes[-1]
+
+
+def test_on_nccl_what_both_sides_have_posted_hinders_nobody() -> None:
+    story = Story(2)
+    story.op(0, "recv", (1, 2, -1), peer=1, tag=1, group="world", status=IN_FLIGHT)
+    story.op(1, "send", (1, 2, -1), peer=0, tag=2, group="world", status=IN_FLIGHT)
+    returned = story.trace(backend="nccl", ends=RETURNED).explain()
+    assert (returned.findings, returned.edges) == ((), ())
+    ended = story.trace(backend="nccl", complete=False, ends=[]).explain()
+    assert named(ended) == [("stalled", (0, 1))]
+    assert "has not posted" not in str(ended)
+    assert "Not proved" not in str(ended)
+
+
 # -- the picture
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fake_rank import fake_world, recorded
-from stand_in_gpu import MS, StandInGpu
+from stand_in_gpu import LATER, MS, StandInGpu
 from torch._C._distributed_c10d import FakeWork
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import ProcessGroup, Work
@@ -111,6 +111,21 @@ def test_a_handle_is_done_when_the_stream_is(
     assert rows[0].post_ns - mark.post_ns < truth[0] - 39 * MS  # a time of the host
     (times,) = trace.metadata["not_recorded"]
     assert times.startswith("On rank 0, cuda:0: the times of 3 operations come from CUDA events")
+
+
+def test_what_has_not_ended_when_the_record_is_read_is_in_flight(
+    nccl_gpu: StandInGpu, read: Stop, tensor: torch.Tensor
+) -> None:
+    dist.send(tensor, 1)
+    nccl_gpu.queue(LATER)
+    dist.recv(tensor, 1)
+    dist.all_reduce(tensor, async_op=True).wait()
+    trace = read()
+    rows = trace.to_pandas()
+    assert rows["status"].tolist() == ["ok", "in_flight", "in_flight"]
+    assert rows["done_ns"].notna().tolist() == [True, False, False]
+    assert rows["wait_ns"].notna().all()
+    assert "2 operations had not ended when the record was read" in times_of(trace)
 
 
 def test_a_handle_that_is_completed_has_the_times_of_its_wait(

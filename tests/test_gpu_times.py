@@ -12,7 +12,7 @@ from stand_in_gpu import GPU, LATER, LOOK_NS, MS, StandInGpu
 
 from ringsim.comm import gpu_times
 from ringsim.comm.gpu_times import GpuTimes
-from ringsim.traces.events import OP_CODES
+from ringsim.traces.events import IN_FLIGHT, OK, OP_CODES
 from ringsim.traces.recorder import Recorder
 
 
@@ -29,11 +29,18 @@ class Timed:
         self.gpu = gpu
         self.written: dict[int, tuple[int, int]] = {}
         self.truth: dict[int, tuple[int, int]] = {}
-        self.times = GpuTimes(
-            lambda slot, wait_ns, done_ns: self.written.__setitem__(slot, (wait_ns, done_ns)),
-            3,
-            gpu.now,
-        )
+        self.open: set[int] = set()  # the slots of operations in flight
+        self.times = GpuTimes(self.amend, 3, gpu.now)
+
+    def amend(
+        self, slot: int, *, wait_ns: int = 0, done_ns: int = 0, status: int | None = None
+    ) -> None:
+        if status == IN_FLIGHT:
+            self.open.add(slot)
+        elif status == OK:
+            self.open.discard(slot)
+        else:
+            self.written[slot] = (wait_ns, done_ns)
 
     def run(
         self, slot: int, *, before_ns: int = 0, work_ns: int = MS, pause_ns: int = 5 * MS
@@ -113,7 +120,7 @@ def test_clocks_may_drift_otherwise_after_a_reading(timed: Timed) -> None:
 
 # Problems that begin before operation 0 or 1, and end before operation 2: the operations with times
 # if the record is read before that, the number without times and the reason given, and the
-# operations with times at the end.
+# operations with times at the end. Only operations whose work has not passed are in flight.
 TROUBLES: dict[str, tuple[int, dict[str, Any], list[int], int, str, list[int]]] = {
     "the work has not passed": (1, {"busy_until_ns": LATER}, [0], 1, "had not ended", [0, 1, 2]),
     "a graph is captured": (1, {"capturing": True}, [], 1, "had been captured", [0, 2]),
@@ -139,13 +146,27 @@ def test_what_cannot_be_timed_is_counted_and_left_to_the_program(
     got = [each for each in words if "come from CUDA events" in each]
     assert len(got) == bool(meanwhile)
     assert all(each.startswith("On rank 3, cuda:0: the times of 1 operation ") for each in got)
-    kept = rf": {count} operations? .*{why}.* The records keep the host's times"
+    is_open = trouble == "the work has not passed"
+    told = "done is missing" if is_open else "The records keep the host's times"
+    kept = rf": {count} operations? .*{why}.* {told}"
     assert any(re.search(kept, each) for each in words)
+    assert timed.open == ({1} if is_open else set())
     assert list(timed.written) == meanwhile
     vars(timed.gpu).update({name: well[name] for name in values})
     timed.gpu.now_ns += LATER
     timed.run(2)
     timed.check(in_the_end)
+    assert not timed.open
+
+
+def test_an_operation_that_has_passed_is_done_even_if_its_time_is_unknown(timed: Timed) -> None:
+    timed.run(0, work_ns=LATER)
+    timed.times.read()
+    assert timed.open == {0}
+    timed.gpu.now_ns += LATER
+    timed.gpu.pool_busy_until_ns = 3 * LATER
+    assert "could not be queried" in timed.times.read()[0]
+    assert not timed.open
 
 
 def test_no_time_is_before_the_call_that_caused_it() -> None:

@@ -10,7 +10,8 @@ queued, between two readings of that clock::
     GPU            anchor ....... other kernels .... begin ===== end .........  anchor
                  first operation                                         the record is read
 
-Times between two anchors are interpolated, so clock drift does no harm. Nothing waits for the GPU.
+Times between two anchors are interpolated, so clock drift does no harm. Nothing waits for the GPU:
+an operation whose events have not passed when the record is read is in flight.
 Events are queried only when the record is read, because a query while any thread captures a CUDA
 graph can spoil the capture.
 
@@ -33,6 +34,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from ringsim.comm.torch_private import gpu_backend
+from ringsim.traces.events import IN_FLIGHT, OK
 from ringsim.traces.units import count
 
 MAX_KEPT = 1 << 15  # operations whose events are still to be read: two events each
@@ -50,7 +52,7 @@ _CAPTURED = "had been captured in a CUDA graph"
 _TOO_MANY = f"had been posted while {MAX_KEPT:,} others were still unread"
 _REFUSED = "got no event from CUDA"
 _UNTIED = "could not be tied to the host's clock because the GPU was busy"
-_NOT_PASSED = "had not ended, or could not be queried, when the record was read"
+_NOT_QUERIED = "could not be queried when the record was read"
 
 
 class Begun(NamedTuple):
@@ -67,11 +69,12 @@ class _Anchor(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """An operation's events, and the slots of its records."""
+    """An operation's events, the slots of its records, and the time at which wait() returned."""
 
     begin: torch.cuda.Event
     end: torch.cuda.Event
     slots: list[int]
+    waited_ns: int
 
 
 class GpuTimes:
@@ -81,7 +84,7 @@ class GpuTimes:
     do not block, and no method raises an error.
 
     Args:
-        amend: the recorder's method ``amend(slot, wait_ns=..., done_ns=...)``.
+        amend: the recorder's method ``amend(slot, wait_ns=..., done_ns=..., status=...)``.
         rank: the rank of the operations, for the sentences that ``read`` returns.
         now: the host's clock, in ns.
     """
@@ -101,18 +104,19 @@ class GpuTimes:
 
     def end(self, begun: Begun, slots: list[int]) -> None:
         """Records that the operations in these slots no longer block the program's stream."""
-        clock, begin = self._find_clock(begun.gpu), begun.event
+        clock, begin, waited_ns = self._find_clock(begun.gpu), begun.event, self._now()
         end = begin if isinstance(begin, str) else clock.record()
         if isinstance(begin, str) or isinstance(end, str):
             clock.missed[str(end)] += len(slots)
         else:
-            clock.kept.append(_Kept(begin, end, slots))
+            clock.kept.append(_Kept(begin, end, slots, waited_ns))
 
     def read(self) -> list[str]:
         """Writes the times of events that have passed into the operations' records.
 
-        This method queries the GPUs without waiting for them. Call it when the record is read and
-        the program is not capturing a graph.
+        Operations whose events have not passed are in flight, until the record is read again. This
+        method queries the GPUs without waiting for them. Call it when the record is read and the
+        program is not capturing a graph.
 
         Returns:
             Sentences that describe the times of the operations.
@@ -128,8 +132,13 @@ class GpuTimes:
                     "at which the stream reached the operation, and done is the time at which "
                     "the stream passed it."
                 )
-            late = Counter({_NOT_PASSED: sum(len(each.slots) for each in list(clock.kept))})
-            for why, missed in (clock.missed + late).items():
+            if clock.open:
+                words.append(
+                    f"{times}: {count(clock.open, 'operation')} had not ended when the record was "
+                    "read. wait is the time at which wait() returned, and done is missing."
+                )
+            left = sum(len(each.slots) for each in list(clock.kept)) - clock.open
+            for why, missed in (clock.missed + Counter({_NOT_QUERIED: left})).items():
                 words.append(
                     f"{times}: {count(missed, 'operation')} {why}. The records keep the host's "
                     "times, so done is the time at which wait() returned."
@@ -142,11 +151,13 @@ class GpuTimes:
     def _read_one(self, clock: _GpuClock) -> None:
         # other threads may be adding more
         taken = [clock.kept.popleft() for _ in range(len(clock.kept))]
+        clock.open = 0
         try:
             with torch.cuda.device(clock.gpu):
                 start, end = clock.anchor, None
                 if start is not None and not torch.cuda.is_current_stream_capturing():
                     passed = [each.end.query() for each in taken]
+                    self._settle(clock, taken, passed)
                     end = clock.tie()
                 if start is None or end is None:
                     clock.kept.extendleft(reversed(taken))
@@ -174,6 +185,17 @@ class GpuTimes:
                 clock.within_ns, max(start.within_ns, end.within_ns) + 2 * rounding_ns
             )
 
+    def _settle(self, clock: _GpuClock, taken: list[_Kept], passed: list[bool]) -> None:
+        """Records whether operations are in flight; an earlier reading may have said otherwise."""
+        for each, has in zip(taken, passed, strict=True):
+            for slot in each.slots:
+                if has:
+                    self._amend(slot, done_ns=each.waited_ns, status=OK)
+                else:
+                    # the same for all operations of a batch
+                    self._amend(slot, wait_ns=each.waited_ns, status=IN_FLIGHT)
+            clock.open += 0 if has else len(each.slots)
+
 
 class _GpuClock:
     """The state of one GPU.
@@ -184,6 +206,7 @@ class _GpuClock:
         anchor: the latest anchor, from which the times of these events are measured.
         within_ns: the error bound of the times read so far.
         read: the number of operations whose times are known.
+        open: the number of operations that had not ended at the latest reading.
         missed: the number of operations whose times will never be known, by reason.
     """
 
@@ -192,7 +215,7 @@ class _GpuClock:
         self.kept: deque[_Kept] = deque()
         self.anchor: _Anchor | None = None
         self.within_ns = 0
-        self.read = 0
+        self.read = self.open = 0
         self.missed: Counter[str] = Counter()
         self._now = now
         self._stream: torch.cuda.Stream | None = None

@@ -28,6 +28,7 @@ from ringsim.diagnose.mismatches import (
 from ringsim.diagnose.parting import tell_partings
 from ringsim.diagnose.snapshot import (
     Snapshot,
+    leave_out_queued,
     operation_of,
     read_end_ns,
     read_ends,
@@ -37,7 +38,7 @@ from ringsim.diagnose.snapshot import (
 from ringsim.diagnose.verdict import blame_threads, judge, waits_text
 from ringsim.diagnose.waitfor import hindering
 from ringsim.errors import name_ranks
-from ringsim.traces.events import COLLECTIVE, NONE, Events
+from ringsim.traces.events import COLLECTIVE, IN_FLIGHT, NONE, Events
 from ringsim.traces.findings import (
     IN_VAIN,
     LEFT_BLOCK,
@@ -60,6 +61,11 @@ _MOST_WAITS = 4
 _HELD_HINT = (
     "The trace does not prove this: other threads of these ranks continued and might have posted "
     "the missing operation."
+)
+_QUEUED = (
+    "Not proved: an operation posted behind an unfinished one counts as not posted, because NCCL "
+    "runs them in order unless batch_isend_irecv posts them together. Other work on the GPU may "
+    "also delay an operation."
 )
 _ABLE = ("running", "unknown")
 _AT_WORK = (*_ABLE, "stopped")
@@ -139,6 +145,8 @@ def explain(trace: Trace) -> Diagnosis:
         findings += [*find_links(trace), *find_lateness(trace)]
     if not findings and size > 1:
         notes.insert(0, describe_waiting(trace))
+    if edges and trace.metadata.get("backend") == "nccl":
+        notes.append(_QUEUED)
     return tell_partings(
         Diagnosis(tuple(findings), size, edges, judged.states, whole, tuple(notes)), events
     )
@@ -146,7 +154,15 @@ def explain(trace: Trace) -> Diagnosis:
 
 def _judge(trace: Trace, ends: Mapping[int, End], end_ns: int | None) -> tuple[Snapshot, Diagnosis]:
     """Returns the open operations at the end of a run, and their diagnosis."""
-    snapshot = snapshot_of_events(trace.events, trace.world_size, ends, end_ns=end_ns)
+    events = trace.events
+    if trace.metadata.get("backend") == "nccl":
+        events = leave_out_queued(events)
+        # A rank may return while its GPU still waits.
+        waits = set(events.rank[(events.status == IN_FLIGHT) & (events.wait_ns != NONE)].tolist())
+        ends = {
+            rank: end for rank, end in ends.items() if end.state != "exited" or rank not in waits
+        }
+    snapshot = snapshot_of_events(events, trace.world_size, ends, end_ns=end_ns)
     judged = judge(snapshot)
     # At the end of a simulated run, no message was in flight; for real ranks, the watcher records
     # whether that is so.
@@ -360,7 +376,16 @@ def _find_stall(
     if gone:
         return [_name_lost({rank: lost[rank].about for rank in gone}, operations)], edges
     wanted = {edge.peer for edge in edges}
-    return [_name_busy(trace, snapshot, operations, wanted, seen, lost)], edges
+    found = _name_busy(trace, snapshot, operations, wanted, seen, lost)
+    if trace.metadata.get("backend") == "nccl":
+        missing = {
+            edge.peer: f"rank {edge.peer} has not posted its side of rank {edge.rank}'s "
+            f"{edge.operation}"
+            for edge in edges
+            if not snapshot.ranks[edge.peer].awaited
+        }
+        found = replace(found, message=f"{found.message}{lines_text([*missing.values()])}")
+    return [found], edges
 
 
 def _ranks_of(operations: Sequence[Operation]) -> list[int]:

@@ -540,7 +540,10 @@ def find_leaks(trace: Trace) -> tuple[Finding, ...]:
     """
     events = trace.events
     kind = events.kind
-    open_ops = np.flatnonzero((kind <= COLLECTIVE) & (events.status == IN_FLIGHT))
+    left = (kind <= COLLECTIVE) & (events.status == IN_FLIGHT)
+    if trace.metadata.get("backend") == "nccl":  # the GPU, not a thread, waited for the others
+        left &= events.wait_ns == NONE
+    open_ops = np.flatnonzero(left)
     met = np.zeros(len(events), dtype=bool)
     met[trace.messages.send] = met[trace.messages.recv] = True
     found = []

@@ -691,6 +691,39 @@ def until(events: Events, moment_ns: int) -> Events:
     )
 
 
+def leave_out_queued(events: Events) -> Events:
+    """Returns the events of an NCCL run without operations that have not begun on their GPU.
+
+    ``wait()`` has returned, so the order on the GPU is taken from the record. The first operation
+    of a rank that has not ended, with its batch (the same ``wait_ns``), is what the rank's GPU
+    waits for. Open operations posted later count as not posted, in either direction: NCCL would
+    have completed a message that both sides had begun. Tags are removed, because NCCL ignores them.
+
+    Example:
+        >>> recv, send = OP_CODES["irecv"], OP_CODES["isend"]
+        >>> events = make_events(
+        ...     {
+        ...         "rank": [0, 0, 0, 1],
+        ...         "op": [recv, send, send, recv],
+        ...         "peer": [1, 1, 1, 0],
+        ...         "post_ns": [1, 2, 6, 7],
+        ...         "wait_ns": [5, 5, 7, 8],
+        ...         "status": [IN_FLIGHT] * 4,
+        ...     }
+        ... )
+        >>> leave_out_queued(events).post_ns.tolist()
+        [1, 2, 7]
+    """
+    left = (events.kind <= COLLECTIVE) & (events.status == IN_FLIGHT)
+    waits = left & (events.wait_ns != NONE)
+    for column, differs in ((events.post_ns, np.greater), (events.wait_ns, np.not_equal)):
+        first = np.full(int(events.rank.max(initial=0)) + 1, np.iinfo(np.int64).max)
+        np.minimum.at(first, events.rank[waits], column[waits])
+        left &= differs(column, first[events.rank])
+    found = events.select(~left)
+    return replace(found, tag=np.full_like(found.tag, NONE))
+
+
 def reopen(events: Events, metadata: Mapping[str, Any]) -> Events:
     """Returns the events, in which operations that were ended by a verdict are still in flight.
 

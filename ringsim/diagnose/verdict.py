@@ -704,8 +704,9 @@ def _counted_words(link: Hindrance) -> str:
     operation, posted, noun = link.posted.operation, link.posted, _other_side(link)
     times = f"no {noun}" if posted.counterparts == 0 else f"only {count(posted.counterparts, noun)}"
     own = "recv" if noun == "send" else "send"
+    tag = f", tag {operation.tag}" if operation.tag >= 0 else ""
     return (
-        f"rank {operation.peer} posted {times} ({_group_name(posted)}, tag {operation.tag}), but "
+        f"rank {operation.peer} posted {times} ({_group_name(posted)}{tag}), but "
         f"rank {operation.rank} posted {count(posted.index + 1, own)}"
     )
 

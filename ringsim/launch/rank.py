@@ -381,6 +381,10 @@ def _watch(
                 if message == WHERE and get_state().debug:
                     frames = current_frames()
                     say((VARIABLES, describe_stack(frames[threading.main_thread().ident or 0])))
+                recorder = get_state().recorder
+                if message == WHERE and recorder is not None:  # the rank is about to be ended
+                    with contextlib.suppress(ValueError):  # the recording is just ending
+                        recorder.complete_times()
                 if message in (ASK, WHERE):
                     say((message, answer(message)))
                 elif message == WAKE:
@@ -395,7 +399,6 @@ def _watch(
                 elif message[0] == OVER:
                     woken.clear()
                     with contextlib.suppress(ValueError):  # the recording is just ending
-                        recorder = get_state().recorder
                         if recorder is not None:
                             recorder.complete_as_failed(message[1])
                 else:

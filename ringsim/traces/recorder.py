@@ -368,6 +368,7 @@ class Recorder:
         peer: int | None = None,
         wait_ns: int | None = None,
         done_ns: int | None = None,
+        status: int | None = None,
     ) -> None:
         """Records facts about an operation that became known only after it was posted.
 
@@ -377,6 +378,8 @@ class Recorder:
             wait_ns: the time at which the operation began to block; raised to the time of the
                 program's own call if that was later.
             done_ns: the time at which the operation was done; raised in the same way.
+            status: the status; IN_FLIGHT for an operation whose wait returned although it is not
+                done, which removes the time at which it was done.
         """
         words = self._store.words
         if peer is not None:
@@ -385,6 +388,10 @@ class Recorder:
             words[slot + 1] = max(wait_ns, words[slot + 1])
         if done_ns is not None:
             words[slot + 2] = max(done_ns, words[slot + 1], words[slot + 2])
+        if status is not None:
+            self._store.memory[slot * 8 + _STATUS_AT] = status
+            if status == IN_FLIGHT:
+                words[slot + 2] = NONE
 
     # -- spans and marks
 

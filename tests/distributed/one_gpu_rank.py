@@ -10,6 +10,7 @@ link.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -144,9 +145,31 @@ def hang() -> Any:
         time.sleep(2 * TIMEOUT_S)
 
 
+def skipped_send() -> Any:
+    """Skips a send on rank 1; rank 0's GPU waits in the recv, and the program does not."""
+    ring = ringsim.current_ring()
+    tensor = torch.ones(4, device=ring.device)
+    for skips in (False, True):
+        if ring.rank == 0:
+            dist.recv(tensor, 1, group=ring.pred_group)
+        elif not skips:
+            dist.send(tensor, 0, group=ring.succ_group)
+        time.sleep(2)
+    return tensor.shape[0]
+
+
 JOBS: dict[str, Callable[[], Any]] = {
     job.__name__: job
-    for job in (receive_first, first_contact, batch, pipeline, replicas, data_parallel, hang)
+    for job in (
+        receive_first,
+        first_contact,
+        batch,
+        pipeline,
+        replicas,
+        data_parallel,
+        hang,
+        skipped_send,
+    )
 }
 
 
@@ -156,8 +179,12 @@ def main() -> None:
     ringsim.initialize_distributed(comm_device="gpu", timeout_s=TIMEOUT_S)
     with ringsim.trace(directory / f"{name}.ringtrace"):
         result = JOBS[name]()
-        torch.cuda.synchronize()
+        if name != skipped_send.__name__:
+            torch.cuda.synchronize()
     (directory / f"{name}-{dist.get_rank()}.json").write_text(json.dumps(result))
+    sys.stdout.flush()
+    if name == skipped_send.__name__:
+        os._exit(0)  # torch would wait for the GPU
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import re
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from rank_server import free_port
 from torch import nn
 
 import ringsim
-from ringsim.errors import ArgumentError
+from ringsim.errors import ArgumentError, RunTimeout
 from ringsim.exchange import read_flight_recorder
 from ringsim.pipeline import cross_entropy
 from ringsim.schedules import SCHEDULE_NAMES
@@ -225,6 +226,35 @@ def test_the_reductions_of_ddp_are_seen(tmp_path: Path) -> None:
         assert parameter.grad is not None
         torch.testing.assert_close(torch.tensor(found), parameter.grad / 2, rtol=1e-3, atol=1e-5)
     assert "all_reduce" in set(trace.to_pandas()["op"])
+
+
+def test_a_rank_that_has_not_posted_its_send_is_named(tmp_path: Path) -> None:
+    results, trace = results_of("skipped_send", tmp_path)
+    assert results == [4, 4]
+    recvs = trace.to_pandas().query("op == 'recv'")
+    assert recvs["status"].tolist() == ["ok", "in_flight"]
+    diagnosis = trace.explain()
+    (finding,) = diagnosis.findings
+    assert (finding.kind, finding.ranks) == ("peer_exited", (1, 0))
+    assert "rank 0 waits" in finding.message
+    assert "rank 1 posted only 1 send" in finding.hint
+    assert diagnosis.notes[-1].startswith("Not proved")
+
+
+def wait_for_rank_1() -> None:
+    """Waits on the GPU of rank 0 for a send that rank 1 never posts."""
+    pass_once()
+    ring = ringsim.current_ring()
+    if ring.rank == 0:
+        dist.recv(torch.ones(4, device="cuda"), 1, group=ring.pred_group)
+        torch.cuda.synchronize()
+    time.sleep(60)
+
+
+@pytest.mark.skipif(GPUS < 2, reason="needs two GPUs: this machine has fewer")
+def test_a_limit_ends_a_hang_and_the_error_names_the_rank() -> None:
+    with pytest.raises(RunTimeout, match="rank 1 has not posted its side of rank 0's recv"):
+        ringsim.trace(wait_for_rank_1, world_size=2, comm_device="gpu", limit_s=30)
 
 
 def test_a_hang_ends_by_torchs_watchdog_and_its_dump_names_the_rank(tmp_path: Path) -> None:
