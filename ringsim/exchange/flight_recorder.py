@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ringsim.exchange.reading import (
     count_item_bytes,
+    find_first,
     importing,
     list_files,
     list_left_out,
@@ -229,21 +230,15 @@ class _Run:
             groups[name] = name_group(name, words.get(name, ""), ranks)
         return groups
 
-    def _first_known(self) -> dict[str, int]:
-        """Returns each group's first sequence number that all of its members' dumps contain."""
-        first: dict[str, int] = {}
-        for dump in self.dumps.values():
-            mine: dict[str, int] = {}
-            for entry in dump["entries"]:
-                if not entry.get("is_p2p"):
-                    mine.setdefault(entry["process_group"][0], entry["collective_seq_id"])
-            for name, number in mine.items():
-                first[name] = max(first.get(name, 0), number)
-        return first
-
     def trace(self) -> Trace:
         """Returns the trace."""
-        rows, first = EventRows(), self._first_known()
+        rows = EventRows()
+        first = find_first(
+            (entry["process_group"][0], rank, entry["collective_seq_id"])
+            for rank, dump in self.dumps.items()
+            for entry in dump["entries"]
+            if not entry.get("is_p2p")
+        )
         for rank, dump in self.dumps.items():
             waits = True  # until the first operation that is not done, which delays all later ones
             for entry in dump["entries"]:

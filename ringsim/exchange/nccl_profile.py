@@ -28,11 +28,11 @@ import numpy as np
 
 from ringsim.exchange.flight_recorder import SPELLINGS, read_payload
 from ringsim.exchange.profile_file import NCCL, RECORD, Profile, Stretch, take_kernels
-from ringsim.exchange.reading import list_left_out
+from ringsim.exchange.reading import find_first, list_left_out
 from ringsim.traces.clocks import KERNELS, REFERENCE, UNKNOWN, align_run
 from ringsim.traces.collectives import COLLECTIVES
 from ringsim.traces.event_rows import EventRows
-from ringsim.traces.events import OP_CODES, OP_NAMES, Events, Group
+from ringsim.traces.events import OP_CODES, OP_NAMES, Events, Group, Ints
 from ringsim.traces.matching import CollectiveCalls
 from ringsim.traces.value import Trace
 
@@ -77,13 +77,13 @@ class NcclRun:
 
     def join(self, rows: EventRows, metadata: dict[str, Any]) -> Trace:
         """Returns the trace, given its spans; all times are on the clock of the first rank."""
-        firsts = defaultdict[Group, dict[int, int]](dict)
+        first = find_first(
+            (columns["group"], rank, number)
+            for rank, number, columns in self._operations
+            if "peer" not in columns  # each rank numbers its own messages
+        )
         for rank, number, columns in self._operations:
-            if "peer" not in columns:  # each rank numbers its own messages
-                firsts[columns["group"]].setdefault(rank, number)
-        for rank, number, columns in self._operations:
-            first = max(firsts[columns["group"]].values(), default=0)
-            if "peer" in columns or number >= first:
+            if "peer" in columns or number >= first[columns["group"]]:
                 rows.add(rank, **columns)
             else:
                 self._left_out["that some rank called before its file begins"] += 1
@@ -131,36 +131,37 @@ def _list_calls(found: Profile) -> Iterator[tuple[dict[str, Any], Stretch | None
 def _compare_clocks(events: Events) -> list[dict[str, Any]]:
     """Returns ``metadata["clocks"]``: each rank has its own clock, compared with the first rank's.
 
-    A rank is compared with the first rank if they share a collective, or else with a rank whose
-    clock is already known. The ends of a collective's kernels differ, but rarely by more than the
-    shortest kernel took.
+    A rank that shares no collective with the first rank is compared with a rank that has already
+    been compared.
     """
     calls, ranks = CollectiveCalls.of(events), np.unique(events.rank).tolist()
     times = defaultdict[int, dict[int, Stretch]](dict)
     for call, at in zip(calls.call.tolist(), calls.event.tolist(), strict=True):
-        collective = COLLECTIVES[OP_NAMES[events.op[at]]]
-        if not collective.root:  # otherwise, some ranks end early
+        if not COLLECTIVES[OP_NAMES[events.op[at]]].root:  # otherwise, some ranks end early
             times[events.rank[at]][call] = events.wait_ns[at], events.done_ns[at]
-    samples, queue = {rank: [0, 0, 0] for rank in ranks[:1]}, ranks[:1]
-    for known in queue:
-        for rank in ranks:
-            if rank in samples or not (both := times[rank].keys() & times[known].keys()):
-                continue
-            other = np.array([times[known][call] for call in both])
-            mine = np.array([times[rank][call] for call in both])
-            ahead = other[:, 1] - mine[:, 1]
-            offset = int(np.median(ahead))
-            shortest = min(np.diff(other).min(), np.diff(mine).min())
-            error = int(max(np.abs(ahead - offset).max(), shortest))
-            _, more, doubt = samples[known]
-            samples[rank] = [int(np.median(mine[:, 1])), offset + more, error + doubt]
-            queue.append(rank)
-    return [
-        {
-            "ranks": [rank],
-            "how": KERNELS if rank in samples else UNKNOWN,
-            "samples": [samples.get(rank, [0, 0, 0])],
-        }
-        | ({"how": REFERENCE} if rank == ranks[0] else {})
-        for rank in ranks
-    ]
+    clocks = {rank: {"ranks": [rank], "how": UNKNOWN, "samples": [[0, 0, 0]]} for rank in ranks}
+    compared = ranks[:1]
+    for known in compared:
+        for rank in sorted(clocks.keys() - compared):
+            shared = times[rank].keys() & times[known].keys()
+            if shared:
+                mine, other = ([times[one][call] for call in shared] for one in (rank, known))
+                clocks[rank] |= _compare(np.array(mine), np.array(other), clocks[known])
+                compared.append(rank)
+    for rank in ranks[:1]:
+        clocks[rank]["how"] = REFERENCE
+    return [*clocks.values()]
+
+
+def _compare(mine: Ints, other: Ints, known: dict[str, Any]) -> dict[str, Any]:
+    """Compares a clock with a known one, given the starts and ends of the same kernels.
+
+    The ends differ, but rarely by more than the shortest kernel took.
+    """
+    _, more, doubt = known["samples"][0]
+    ahead = other[:, 1] - mine[:, 1]
+    offset = int(np.median(ahead))
+    shortest = np.diff([mine, other]).min()
+    error = int(np.abs(ahead - offset).max() + shortest)
+    sample = [int(np.median(mine[:, 1])), offset + more, error + doubt]
+    return {"how": KERNELS, "samples": [sample]}

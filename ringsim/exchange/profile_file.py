@@ -134,14 +134,12 @@ def read_profile(document: Any) -> Profile:
         event["thread"] = threads.get(event["tid"], -1)
     rows = []
     for event in kernels:
-        times = _times(base, event)
         launch = launches.get(event.get("args", {}).get("correlation"), event)
         rows.append(
             (
                 base + to_ns(launch["ts"]),
                 threads.get(launch["tid"], -1),
-                times["start_ns"],
-                times["end_ns"],
+                *_times(base, event).values(),
                 str(event.get("name")).startswith("nccl"),
             )
         )

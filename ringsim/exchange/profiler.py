@@ -12,7 +12,6 @@ their calls. For NCCL, see ``nccl_profile``.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -185,28 +184,18 @@ def _join(rows: EventRows, nccl: NcclRun, profiles: dict[int, Profile]) -> Trace
     return part_of_file(trace, ranks, ranks, None, all_read=len(ranks) == size)
 
 
-def _is_within(event: dict[str, Any], others: list[dict[str, Any]]) -> bool:
-    """Returns whether a slice begins inside one of ``others`` on the same thread.
-
-    ``others`` are in time order, and slices on one thread do not overlap.
-    """
-    last = bisect_right(others, event["start_ns"], key=lambda one: one["start_ns"]) - 1
-    return (
-        last >= 0
-        and others[last]["tid"] == event["tid"]
-        and event["start_ns"] <= others[last]["end_ns"]
-    )
-
-
 def _add_operations(rows: EventRows, found: Profile) -> None:
     """Adds a rank's Gloo operations."""
     world = Group("world", tuple(range(found.world_size)))
     calls = [event for event in found.slices if event["name"] in _CALLS]
-    barriers = [event for event in calls if not _CALLS[event["name"]].work]
     waiting = defaultdict[str, deque[dict[str, Any]]](deque)
-    for work in found.slices:
-        if work["name"].startswith(_WORK) and not _is_within(work, barriers):
-            waiting[work["name"].removeprefix(_WORK)].append(work)
+    ends = defaultdict[int, int](lambda: NONE)  # of barriers whose works are not operations
+    for event in found.slices:
+        name, thread = event["name"], event["tid"]
+        if name in _CALLS and not _CALLS[name].work:
+            ends[thread] = event["end_ns"]
+        elif name.startswith(_WORK) and event["start_ns"] > ends[thread]:
+            waiting[name.removeprefix(_WORK)].append(event)
     for event in calls:
         call = _CALLS[event["name"]]
         queue = waiting[call.work]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ringsim.errors import TraceFileError, name_ranks
 from ringsim.traces.documents import read_file, reading
@@ -16,6 +17,8 @@ from ringsim.traces.units import count
 
 if TYPE_CHECKING:
     from os import PathLike
+
+T = TypeVar("T", bound=Hashable)
 
 MAX_BYTES = 2**30  # the size of one file, unpacked
 # A trace of very regular steps compresses to a thirtieth of its size, repeated zeros to a
@@ -82,6 +85,21 @@ def name_missing(what: str, ranks: Iterable[int], size: int) -> list[str]:
     if not missing:
         return []
     return [f"no {what} from {name_ranks(missing)}"]
+
+
+def find_first(numbers: Iterable[tuple[T, int, int]]) -> dict[T, int]:
+    """Returns each group's first sequence number that the files of all ranks contain.
+
+    ``numbers`` holds the group, rank and sequence number of each collective, in order.
+
+    Example:
+        >>> find_first([("world", 0, 7), ("world", 0, 8), ("world", 1, 8)])
+        {'world': 8}
+    """
+    firsts = defaultdict[T, dict[int, int]](dict)
+    for group, rank, number in numbers:
+        firsts[group].setdefault(rank, number)
+    return {group: max(mine.values()) for group, mine in firsts.items()}
 
 
 def list_left_out(numbers: Mapping[str, int]) -> list[str]:
