@@ -290,11 +290,10 @@ class _Run:
             "group": group,
             "done_ns": done_ns,
             "status": OK if done else IN_FLIGHT,
+            "payload": read_payload(op, entry, len(group.ranks)),
         }
         if message is not None:
             columns["peer"], columns["tag"] = group.ranks[int(message[4])], 0
-        if (payload := read_payload(op, entry, len(group.ranks))) is not None:
-            columns["payload"] = payload
         if user < len(frames):
             columns |= {"file": str(frames[user]["filename"]), "line": int(frames[user]["line"])}
         return columns

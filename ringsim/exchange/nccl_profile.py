@@ -32,7 +32,7 @@ from ringsim.exchange.reading import find_first, list_left_out
 from ringsim.traces.clocks import KERNELS, REFERENCE, UNKNOWN, align_run
 from ringsim.traces.collectives import COLLECTIVES
 from ringsim.traces.event_rows import EventRows
-from ringsim.traces.events import OP_CODES, OP_NAMES, Events, Group, Ints
+from ringsim.traces.events import OP_CODES, OP_NAMES, Events, Ints, Payload
 from ringsim.traces.matching import CollectiveCalls
 from ringsim.traces.value import Trace
 
@@ -66,11 +66,11 @@ class NcclRun:
             elif key and args.get(key) not in found.groups[group].ranks:
                 self._left_out["whose peer is missing in the file, or not in the group"] += 1
             else:
-                columns = _describe(op, args, found.groups[group])
+                columns = {"op": op, "group": found.groups[group], "thread": event["thread"]}
+                columns |= {"post_ns": kernels[0], "wait_ns": kernels[0], "done_ns": kernels[1]}
+                columns["payload"] = _read_payload(op, args, len(found.groups[group].ranks))
                 if key:
                     columns |= {"peer": args[key], "tag": 0}
-                columns |= {"post_ns": kernels[0], "wait_ns": kernels[0], "done_ns": kernels[1]}
-                columns["thread"] = event["thread"]
                 self._operations.append((found.rank, args.get("Seq", 0), columns))
         if lost := int(found.kernels[:, NCCL].sum()):
             self._left_out["of which the file has only the kernel"] += lost
@@ -93,15 +93,13 @@ class NcclRun:
         return replace(trace, events=events, metadata=metadata | {"notes": notes, "clocks": clocks})
 
 
-def _describe(op: str, args: dict[str, Any], group: Group) -> dict[str, Any]:
+def _read_payload(op: str, args: dict[str, Any], group_size: int) -> Payload | None:
     entry = {
         "input_sizes": [[args["In msg nelems"]]],
         "output_sizes": [[args["Out msg nelems"]]],
         "input_dtypes": [args["dtype"]],
     }
-    columns = {"op": op, "group": group}
-    payload = read_payload(op, entry, len(group.ranks))
-    return columns if payload is None else columns | {"payload": payload}
+    return read_payload(op, entry, group_size)
 
 
 def _list_calls(found: Profile) -> Iterator[tuple[dict[str, Any], Stretch | None, bool]]:
@@ -143,8 +141,7 @@ def _compare_clocks(events: Events) -> list[dict[str, Any]]:
     compared = ranks[:1]
     for known in compared:
         for rank in sorted(clocks.keys() - compared):
-            shared = times[rank].keys() & times[known].keys()
-            if shared:
+            if shared := times[rank].keys() & times[known].keys():
                 mine, other = ([times[one][call] for call in shared] for one in (rank, known))
                 clocks[rank] |= _compare(np.array(mine), np.array(other), clocks[known])
                 compared.append(rank)

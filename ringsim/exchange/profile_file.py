@@ -34,10 +34,7 @@ _PROFILER_STEP = "ProfilerStep#"
 _ACTION = re.compile(r"(\d+)([FBIW])(\d+)")  # torch's text for a computation of a pipeline
 _LABELS = {letter: label for label, letter in KINDS.items()}
 
-
 Stretch = tuple[int, int]  # start and end
-
-
 # the columns of the kernels
 LAUNCHED, THREAD, START, END, NCCL = range(5)
 
@@ -93,13 +90,10 @@ class Profile:
         for event in self.slices:
             if event["cat"] != "user_annotation" or event["name"].startswith(_OURS):
                 continue
-            start_ns, end_ns = find_kernels(self.kernels, event) or (
-                event["start_ns"],
-                event["end_ns"],
-            )
-            place = {"post_ns": start_ns, "done_ns": end_ns, "thread": event["thread"]}
+            in_program = event["start_ns"], event["end_ns"]
+            start_ns, end_ns = find_kernels(self.kernels, event) or in_program
             for columns in _read_label(event["name"]):
-                yield columns | place
+                yield {"post_ns": start_ns, "done_ns": end_ns, "thread": event["thread"], **columns}
 
 
 def read_profile(document: Any) -> Profile:

@@ -163,8 +163,8 @@ def read_profiler(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) ->
 def _join(rows: EventRows, nccl: NcclRun, profiles: dict[int, Profile]) -> Trace:
     """Returns the trace of a run whose files have been read."""
     size = max(found.world_size for found in profiles.values())
-    backend = profiles[min(profiles)].backend
-    if any(found.backend != backend for found in profiles.values()):
+    backend, *others = {found.backend for found in profiles.values()}
+    if others:
         raise ValueError("some of the ranks used Gloo and some used NCCL")
     notes = [
         "imported from torch.profiler: operations and spans have the times of their GPU kernels"
@@ -216,10 +216,8 @@ def _add_operations(rows: EventRows, found: Profile) -> None:
             columns["peer"] = ANY_SOURCE
         elif call.peer != NONE:
             columns["peer"] = int(_input(event, call.peer))
-        copies = found.world_size if call.shards else 1
-        payload = _payload(works[0], copies) if works else None
-        if payload is not None:
-            columns["payload"] = payload
+        if works:
+            columns["payload"] = _payload(works[0], found.world_size if call.shards else 1)
         rows.add(found.rank, call.op, event["start_ns"], **columns)
 
 
