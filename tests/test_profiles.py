@@ -314,6 +314,9 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     second.write_text(json.dumps(document))
     with pytest.raises(TraceFileError, match="some of the ranks used Gloo and some used NCCL"):
         ringsim.load(tmp_path)
+    second.write_text('{"traceEvents": []}')
+    with pytest.raises(TraceFileError, match=r"names no rank.*ringsim.exchange.read_chrome"):
+        ringsim.load(second)
     second.write_bytes(first.read_bytes())
     with pytest.raises(TraceFileError, match="two files are from rank 0"):
         ringsim.load(tmp_path)

@@ -98,10 +98,13 @@ class Profile:
 
 def read_profile(document: Any) -> Profile:
     """Reads the JSON document in a file; raises an error of ``DAMAGE`` if it is not a profile."""
-    told = document["distributedInfo"] if isinstance(document, dict) else {}
+    told = document.get("distributedInfo", {}) if isinstance(document, dict) else {}
     rank, size = told.get("rank"), told.get("world_size")
     if type(rank) is not int or type(size) is not int or not 0 <= rank < size <= 10**6:
-        raise ValueError("it names no rank, because torch.distributed was not in use")
+        raise ValueError(
+            "it names no rank, because torch.distributed was not in use; read other Chrome traces "
+            "with ringsim.exchange.read_chrome"
+        )
     groups = told.get("pg_config", [])
     # a backend may be "cpu:gloo,cuda:nccl"; if the program chose none, only the groups name it
     backend = "nccl" if "nccl" in str([told.get("backend"), groups]) else told.get("backend")

@@ -148,7 +148,7 @@ def read_profiler(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) ->
         with importing(path, "one rank's torch.profiler trace"):
             found = read_profile(parse_json(data))
             if found.rank in profiles:
-                raise ValueError(f"two files are from rank {found.rank}")
+                raise ValueError(f"two files are from rank {found.rank}; a run has one per rank")
             profiles[found.rank] = replace(found, slices=[], kernels=found.kernels[:0])
             for columns in found.list_spans():
                 rows.add(found.rank, "span", **columns)
