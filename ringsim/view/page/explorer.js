@@ -3,7 +3,6 @@
 /** A view of a frame. Its state is not kept, because the next choice shows a different frame. */
 class FrameView extends View {
   remember() {}
-
   restore() { this.draw(); }
 }
 
@@ -29,7 +28,7 @@ async function start() {
   };
   const first = head.choices.map(({ value }) => value);
   const explorer = new Explorer(outer, head.choices, first, false, show);
-  prefers.addEventListener("change", (event) => view.setTheme(event.matches));
+  prefers.onchange = () => view.setTheme(prefers.matches);
   show(first);
 }
 
