@@ -369,8 +369,8 @@ def add_explain(verbs: Verbs[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "script",
         metavar="FILE|SCRIPT",
-        help=f"trace file, {NEWEST}; a script is run first if no trace is newer than the script, or "
-        "if you pass arguments or an option that applies to the run, such as -n",
+        help=f"trace file, {NEWEST}; a script is run first if no trace is newer than the script, "
+        "or if you pass arguments or an option that applies to the run, such as -n",
     )
     add_rest(parser)
 
