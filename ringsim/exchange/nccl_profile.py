@@ -46,8 +46,8 @@ class NcclRun:
 
     def __init__(self) -> None:
         self._left_out = Counter[str]()
-        # each operation's rank, sequence number and columns
-        self._operations: list[tuple[int, int, dict[str, Any]]] = []
+        # each operation's rank, sequence number if it is a collective that has one, and columns
+        self._operations: list[tuple[int, int | None, dict[str, Any]]] = []
 
     def read(self, found: Profile) -> None:
         """Reads a rank's operations."""
@@ -71,7 +71,8 @@ class NcclRun:
                 columns["payload"] = _read_payload(op, args, len(found.groups[group].ranks))
                 if key:
                     columns |= {"peer": args[key], "tag": 0}
-                self._operations.append((found.rank, args.get("Seq", 0), columns))
+                number = None if key else args.get("Seq")  # each rank numbers its own messages
+                self._operations.append((found.rank, number, columns))
         if lost := int(found.kernels[:, NCCL].sum()):
             self._left_out["of which the file has only the kernel"] += lost
 
@@ -80,10 +81,10 @@ class NcclRun:
         first = find_first(
             (columns["group"], rank, number)
             for rank, number, columns in self._operations
-            if "peer" not in columns  # each rank numbers its own messages
+            if number is not None
         )
         for rank, number, columns in self._operations:
-            if "peer" in columns or number >= first[columns["group"]]:
+            if number is None or number >= first[columns["group"]]:
                 rows.add(rank, **columns)
             else:
                 self._left_out["that some rank called before its file begins"] += 1
@@ -137,16 +138,21 @@ def _compare_clocks(events: Events) -> list[dict[str, Any]]:
     for call, at in zip(calls.call.tolist(), calls.event.tolist(), strict=True):
         if not COLLECTIVES[OP_NAMES[events.op[at]]].root:  # otherwise, some ranks end early
             times[events.rank[at]][call] = events.wait_ns[at], events.done_ns[at]
-    clocks = {rank: {"ranks": [rank], "how": UNKNOWN, "samples": [[0, 0, 0]]} for rank in ranks}
     compared = ranks[:1]
+    clocks = {
+        rank: {
+            "ranks": [rank],
+            "how": REFERENCE if rank in compared else UNKNOWN,
+            "samples": [[0, 0, 0]],
+        }
+        for rank in ranks
+    }
     for known in compared:
         for rank in sorted(clocks.keys() - compared):
             if shared := times[rank].keys() & times[known].keys():
                 mine, other = ([times[one][call] for call in shared] for one in (rank, known))
                 clocks[rank] |= _compare(np.array(mine), np.array(other), clocks[known])
                 compared.append(rank)
-    for rank in ranks[:1]:
-        clocks[rank]["how"] = REFERENCE
     return [*clocks.values()]
 
 
