@@ -127,7 +127,7 @@ TROUBLES: dict[str, tuple[int, dict[str, Any], list[int], int, str, list[int]]] 
     "the GPU is broken": (1, {"broken": True}, [], 1, "got no event", [0, 2]),
     "no stream at the reading": (1, {"pool_busy_until_ns": LATER}, [], 2, "be queried", [0, 1, 2]),
     "no stream at the start": (0, {"pool_busy_until_ns": LATER}, [], 2, "be tied", []),
-    "too many are kept": (1, {}, [0], 1, "still unread", [0, 2]),
+    "too many are kept": (1, {}, [1], 1, "still unread", [1, 2]),
 }
 
 

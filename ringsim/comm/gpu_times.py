@@ -23,6 +23,7 @@ Source:
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections import Counter, deque
@@ -49,7 +50,7 @@ _TRIES = 4  # the most precise of this many anchors is used
 # slices of about 2 ms, and the anchor passes in this process's slice.
 _TIE_NS = 10_000_000
 _CAPTURED = "had been captured in a CUDA graph"
-_TOO_MANY = f"had been posted while {MAX_KEPT:,} others were still unread"
+_TOO_MANY = f"had {MAX_KEPT:,} later ones behind them, all of which were still unread"
 _REFUSED = "got no event from CUDA"
 _UNTIED = "could not be tied to the host's clock because the GPU was busy"
 _NOT_QUERIED = "could not be queried when the record was read"
@@ -99,8 +100,7 @@ class GpuTimes:
 
     def begin(self, gpu: torch.device) -> Begun:
         """Records that the program's stream is about to block; returns the argument for ``end``."""
-        clock = self._find_clock(gpu)
-        return Begun(gpu, _TOO_MANY if len(clock.kept) >= MAX_KEPT else clock.record())
+        return Begun(gpu, self._find_clock(gpu).record())
 
     def end(self, begun: Begun, slots: list[int]) -> None:
         """Records that the operations in these slots no longer block the program's stream."""
@@ -110,6 +110,9 @@ class GpuTimes:
             clock.missed[str(end)] += len(slots)
         else:
             clock.kept.append(_Kept(begin, end, slots, waited_ns))
+            if len(clock.kept) > MAX_KEPT:  # a hang needs the latest ones
+                with contextlib.suppress(IndexError):  # another thread has just read them
+                    clock.missed[_TOO_MANY] += len(clock.kept.popleft().slots)
 
     def read(self) -> list[str]:
         """Writes the times of events that have passed into the operations' records.
@@ -149,8 +152,9 @@ class GpuTimes:
         return self._clocks.get(gpu) or self._clocks.setdefault(gpu, _GpuClock(gpu, self._now))
 
     def _read_one(self, clock: _GpuClock) -> None:
-        # other threads may be adding more
-        taken = [clock.kept.popleft() for _ in range(len(clock.kept))]
+        taken: list[_Kept] = []
+        with contextlib.suppress(IndexError):  # other threads may add or take some
+            taken.extend(clock.kept.popleft() for _ in range(len(clock.kept)))
         clock.open = 0
         try:
             with torch.cuda.device(clock.gpu):
