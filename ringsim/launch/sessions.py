@@ -311,7 +311,8 @@ class Session(AbstractContextManager["Session"]):
         self, ranks: Sequence[int], function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> list[Any]:
         """Calls a function that uses no groups on some ranks, and returns its results."""
-        results = self._call(None, ranks, function, args, kwargs).results
+        options = replace(self._options, live=False)
+        results = self._call(None, ranks, function, args, kwargs, options=options).results
         return [results[rank] for rank in ranks]
 
 

@@ -160,6 +160,7 @@ class Worlds:
     def begin_again(self) -> None:
         """Makes the world and the ring of all ranks, and leaves the earlier ones."""
         self._teams.clear()
+        self._first = len(self._generations)  # the generation that ranks join at first
         self._begin_generation()
         if len(self._ranks) > 1:
             self.pairs = self._make_pairs()
@@ -202,7 +203,7 @@ class Worlds:
         for rank in self._ranks:
             pair = rank, (rank + 1) % len(self._ranks)
             name = pair_name(pair)
-            team = self._make_team(name, tuple(sorted(pair)), len(self._generations) - 1)
+            team = self._make_team(name, tuple(sorted(pair)), self._first)
             pairs.append(SimulatedGroup(team, name, name, self.make_group))
         return pairs
 
@@ -307,8 +308,8 @@ class Worlds:
     def join(self, rank: SimulatedRank) -> None:
         """Adds the calling rank to the world and its ring."""
         self._world.begin(self._clock)
-        self._world.generation = len(self._generations) - 1
-        self._enter(self._generations[-1].default)
+        self._world.generation = self._first
+        self._enter(self._generations[self._first].default)
         if self.pairs:
             for pair in (self.pairs[rank.number - 1], self.pairs[rank.number]):
                 self._list(pair)

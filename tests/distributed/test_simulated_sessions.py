@@ -285,6 +285,19 @@ def test_a_program_that_destroys_its_groups_finds_them_again(ranks: Any) -> None
     assert ranks.run(pass_on).results == [2, 0, 1]
 
 
+def test_a_program_may_make_its_own_world_again(ranks: Any) -> None:
+    def make_again() -> float:
+        dist.destroy_process_group()
+        dist.init_process_group("gloo")
+        return meet()
+
+    refuse(ranks, "ValueError: no such layer", fail_on_one)
+    for _ in range(2):
+        assert ranks.run(make_again).results == [3] * 3
+    assert ranks.run(meet).results == [3] * 3
+    refuse(ranks, "ValueError: no such layer", fail_on_one)
+
+
 def test_what_was_built_on_old_groups_names_its_remedy(ranks: Any) -> None:
     def build() -> None:
         global pair, mesh, model, sharded

@@ -14,7 +14,6 @@ class Explorer {
     this.words.ariaLive = "polite";
   }
 
-  /** Creates the label and the controls of a choice: a list, or a slider and a field. */
   control({ label, unit, options, whole }, place) {
     const id = `choice-${place}`, name = make("label", { for: id }, label);
     const choose = (value, note = "") => {
@@ -60,7 +59,6 @@ class Explorer {
     return [name, slider, field, make("span", {}, unit)];
   }
 
-  /** Shows a frame's words, and the picture of its runs. */
   show({ sentences, table: [names, ...rows], draws }, view) {
     this.words.replaceChildren(...sentences.map((text) => make("p", {}, text)));
     if (names) this.words.append(make("div", { tabindex: "0" }, table("", names, rows)));
@@ -68,9 +66,6 @@ class Explorer {
     const label = "bandwidth of A and B against the size of a message; the table lists the numbers";
     const chart = draws && bandwidthChart(view.timeline, view.runs, label, 420, 240);
     this.picture.replaceChildren(stuck ? drawCircle(stuck) : chart || "");
-    const follow = () => { this.outer.parentNode.dataset.theme = view.root.dataset.theme; };
-    new MutationObserver(follow).observe(view.root, { attributeFilter: ["data-theme"] });
-    follow();
   }
 }
 
@@ -87,5 +82,5 @@ function drawCircle(run) {
     [svg("circle", { cx: x, cy: y, r: 16 }), svg("text", { x, y: y + 5 }, `${rank}`)]);
   const label = `Ranks ${ranks.join(", ")} wait for each other in a circle.`;
   return svg("svg", { class: "circle", viewBox: "0 0 300 220", role: "img", "aria-label": label },
-    makeTip("circle-tip", 26), ...arrows, ...nodes);
+    ...arrows, ...nodes);
 }

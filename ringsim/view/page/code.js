@@ -80,7 +80,6 @@ class CodePanel {
     return [make("h2", {}, `${file.split("/").at(-1)} `, all), list];
   }
 
-  /** The arrow keys go from line to line. */
   onKey(event) {
     const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     const buttons = [...this.listing.querySelectorAll("li > button")];
@@ -91,7 +90,6 @@ class CodePanel {
     next.focus();
   }
 
-  /** Returns the row in the listing that an event came from, or undefined. */
   rowOf(event) {
     const keys = this.run.places(event).map(({ file, line }) => `${file}:${line}`);
     return this.rows.get(keys.find((key) => this.rows.has(key)));
@@ -135,7 +133,6 @@ class CodePanel {
     return describeRanks(this.run, cursor.ranks, cursor, at);
   }
 
-  /** Draws the cursors next to their lines, and arrows to the ranks that they wait for. */
   drawCursors() {
     const half = this.column === WIDE ? WIDE / 2 - 3 : 8;
     const arrows = this.cursors.flatMap((from) => {
@@ -150,21 +147,14 @@ class CodePanel {
         svg("rect", { x: x - half, y: y - 8, width: 2 * half, height: 16, rx: 8 }),
         svg("text", { x, y: y + 4 }, text.length > 7 ? `${ranks.length} ranks` : text));
     });
-    this.art.replaceChildren(makeTip("code-tip", 7), ...arrows, ...marks);
+    this.art.replaceChildren(...arrows, ...marks);
   }
 }
 
-/** Returns the path of an arrow between two cursors; arrows within a line are curved. */
 function arrowPath(from, to) {
   const down = Math.sign(to.y - from.y), side = down || (from.x > to.x ? 1 : -1);
   const apart = from === to ? 9 : 0, [x0, x1] = [from.x - apart, to.x + apart];
   const [y0, y1] = [from.y + side * 8, to.y + (down ? -8 : 8) * side];
   const bend = down ? 0 : side * (12 + Math.abs(x1 - x0) / 5);
   return `M${x0},${y0} Q${(x0 + x1) / 2},${(y0 + y1) / 2 + bend} ${x1},${y1}`;
-}
-
-/** Creates the tip of arrows, of which `refX` pixels are before the ends of their lines. */
-function makeTip(id, refX) {
-  return svg("marker", { id, refX, refY: 4, orient: "auto", markerWidth: 8, markerHeight: 8,
-    markerUnits: "userSpaceOnUse" }, svg("path", { d: "M0,0 L8,4 L0,8 Z" }));
 }

@@ -1,7 +1,6 @@
 // Reads the data from Python into typed arrays, and finds lanes of bars and states of operations.
 
-// LOOKS, the table of meanings from `data/looks.json`, and INKS, the colours of texts on its
-// colours, precede this file. Bars have the states of operations, then the meanings of spans.
+// LOOKS, the table in `data/looks.json`, and INKS, the colours of texts on it, precede this file.
 const BARS = { ...LOOKS.state, ...LOOKS.computing, ...LOOKS.span };
 const [STATE_KEYS, STATES] = [Object.keys(BARS), Object.values(BARS)];
 const [
@@ -20,9 +19,8 @@ const NOT_YET = { stuck: "waiting for more than 1 s", unwaited: "not waited for 
 const MOST_NAMED = 200000; // the most events in which names for the legend are searched
 const ARRAYS = { i1: Int8Array, i2: Int16Array, i4: Int32Array, f8: Float64Array };
 
-function fromBase64(text) {
-  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
-  return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)); // ten times slower
+function fromBase64(text) { // the second way is ten times slower
+  return Uint8Array.fromBase64?.(text) ?? Uint8Array.from(atob(text), (one) => one.charCodeAt(0));
 }
 
 function unpack(bytes) {
@@ -49,9 +47,8 @@ function readRun(buffer) {
   return new Run(head, columns, tables, columns.post.length);
 }
 
-// One trace, as columns of events ordered by rank and post time. Times are in ns, or NaN if there
-// is none. The stretches in which a rank runs its own program are also events, after all others;
-// they are found when first needed, and have only times and ranks, on the first lane.
+// Events are ordered by rank and post time. Times are in ns, or NaN. The stretches in which a rank
+// runs its own program are also events, after all others, with only times and ranks.
 class Run {
   constructor(head, columns, tables, size) {
     const { start, first: begin, marks, hosts, stages } = head, end = Math.max(1, head.end);
@@ -98,14 +95,12 @@ class Run {
     }
   }
 
-  /** Returns a rank's part of a table, as a list of columns. */
   rowsOf(table, rank) {
     const [ranks, ...columns] = this.tables[table];
     const [from, until] = [firstAbove(ranks, rank), firstAbove(ranks, rank + 1)];
     return columns.map((column) => column.subarray(from, until));
   }
 
-  /** Returns whether two ranks are on two different known hosts. */
   crosses(src, dst) {
     const { [src]: one, [dst]: other } = this.hosts ?? {};
     return one !== other && one >= 0 && other >= 0;
@@ -221,8 +216,8 @@ class Run {
 
   /** Returns the lanes of a band; that of the program is found when first needed. */
   lanesIn(rank, band) {
-    if (band !== "program") return this.lanesOf(rank)[band];
-    return [this.programs[rank] ??= findProgram(this, rank)];
+    return band === "program" ? [this.programs[rank] ??= findProgram(this, rank)]
+      : this.lanesOf(rank)[band];
   }
 
   /** Returns a rank's first event that may overlap a time range, and the one after the last. */
@@ -237,36 +232,31 @@ class Run {
   /** Puts each of a rank's bars on the first lane where it fits, so that spans can nest. */
   layOut(rank) {
     const order = this.inOrder(rank), places = new Uint8Array(order.length);
-    const lanes = Array.from({ length: LANES.at(-1) }, () => new Lane());
     const own = this.rowsOf("program", rank)[0].length; // 1 if the program needs the first lane
-    this.placeBars(order, places, lanes, own);
-    const isUsed = ({ size }, place) => size > 0 || place < own, isFound = lanes.map(isUsed);
-    for (const lane of lanes) lane.reserve(lane.size);
-    this.fill(order, places, lanes);
-    const [span, operation, step] = LANES.slice(1).map((end, band) =>
-      lanes.slice(0, end).filter((_, place) => place >= LANES[band] && isFound[place]));
-    return { span, operation, step };
-  }
-
-  /** Adds bars to the lanes at their places. */
-  fill(order, places, lanes) {
+    const lanes = Array.from(this.placeBars(order, places, own), (size) => new Lane(size));
     for (let k = 0; k < order.length; k++) {
       lanes[places[k]].add(order[k], this.post[order[k]], this.endOf(order[k]));
     }
+    const [span, operation, step] = LANES.slice(1).map((end, band) => lanes.slice(LANES[band], end)
+      .filter(({ size }, place) => size || LANES[band] + place < own));
+    return { span, operation, step };
   }
 
-  /** Finds the place of each bar among all lanes; only the first thread uses the first `own`. */
-  placeBars(order, places, lanes, own) {
+  /** Finds the place of each bar among all lanes; returns the number of bars by place. */
+  placeBars(order, places, own) { // only the first thread uses the first `own` places
     const { post, lane, columns: { thread } } = this;
+    const sizes = new Int32Array(LANES.at(-1)), ends = new Float64Array(sizes.length);
+    ends.fill(-Infinity);
     for (let k = 0; k < order.length; k++) {
       const i = order[k], band = this.bandNumber(i), last = LANES[band + 1] - 1;
       let place = LANES[band] + (band === 0 && thread[i] ? own : 0);
-      while (place < last && lanes[place].end > post[i]) place++;
-      lanes[place].end = Math.max(lanes[place].end, this.endOf(i));
-      lanes[place].size++;
+      while (place < last && ends[place] > post[i]) place++;
+      ends[place] = Math.max(ends[place], this.endOf(i));
+      sizes[place]++;
       lane[i] = place - LANES[band];
       places[k] = place;
     }
+    return sizes;
   }
 
   /** Returns a rank's events except marks, sorted by post time, unlike those of several threads. */
@@ -283,7 +273,6 @@ class Run {
     return sorted ? own : own.sort((a, b) => post[a] - post[b]);
   }
 
-  /** Calls `each(event)` for the bars of a lane between two times. */
   between({ events, begins, ends }, from, until, each) {
     const { length } = events;
     for (let k = firstAbove(ends, from); k < length && begins[k] <= until; k++) each(events[k]);
@@ -304,13 +293,9 @@ class Run {
 
 /** Bars in the order of their begins; `ends` has the latest end so far. */
 class Lane {
-  constructor() { [this.size, this.end] = [0, 0]; }
-
-  /** Makes room for bars. */
-  reserve(size) {
-    [this.size, this.end, this.events] = [0, 0, new Int32Array(size)];
-    [this.begins, this.ends] = [new Float64Array(size), new Float64Array(size)];
-    return this;
+  constructor(room) {
+    [this.size, this.end, this.events] = [0, 0, new Int32Array(room)];
+    [this.begins, this.ends] = [new Float64Array(room), new Float64Array(room)];
   }
 
   add(event, begin, end) {
@@ -333,7 +318,6 @@ function firstAbove(list, value) {
 
 /** Returns a place in a program as one word, such as "train.py:14" or "In[5]:3". */
 function placeWord({ file, line }) { return `${file.split(/[/\\ ]/).at(-1)}:${line}`; }
-function readableInk(colour) { return INKS[colour]; }
 
 const TIMES = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
 const RATES = [[1e9, "GB/s"], [1e6, "MB/s"], [1e3, "kB/s"], [1, "B/s"]];

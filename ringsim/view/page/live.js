@@ -1,7 +1,6 @@
 // Shows a run that continues; the window and the playhead follow its end.
 
 class LiveView extends View {
-  remember() {}
   restore() { this.renew(this.runs[0]); }
 
   /** Shows a newer part of the run, unless the reader looks at an event or an area, or drags. */
@@ -21,10 +20,9 @@ class LiveView extends View {
     if (by && from <= begin) timeline.fit(); else timeline.show(from + by, until + by);
     ring.found = [];
     ring.key = "";
-    const names = this.drawnNames(), keysOf = (all) => `${[...all?.keys() ?? []]}`;
-    const isSame = keysOf(names) === keysOf(this.names);
-    this.names = names;
-    if (!isSame) this.drawLegend(); // otherwise, a click on it could be lost
+    this.names = this.drawnNames();
+    const isUsed = this.part("legend").matches(":hover, :focus-within"); // a click could be lost
+    if (!isUsed) this.drawLegend();
     this.draw();
   }
 }

@@ -1,5 +1,4 @@
-// Handles the pointer, the wheel, keys, searching and playing. Subclasses define `remember()` and
-// `restore()`.
+// Handles the pointer, the wheel, keys, searching and playing. Subclasses keep the view's state.
 
 const SPEEDS = [0.1, 0.2, 0.5, 1, 2, 5]; // windows per ten seconds
 const CALM_MS = 700; // the pause between messages if the reader prefers reduced motion
@@ -28,7 +27,6 @@ class View {
     new ResizeObserver(() => this.layOut()).observe(part("stage"));
   }
 
-  /** Opens the view with a theme, in its former state or in a tab. */
   open(dark, tab) {
     this.setTheme(dark);
     this.layOut();
@@ -44,6 +42,9 @@ class View {
     return this;
   }
 
+  remember() {}
+  restore() { this.draw(); }
+
   describeRuns() {
     const { root, runs, timeline, part } = this;
     const heads = runs.map(({ head }, number) => {
@@ -53,12 +54,12 @@ class View {
     });
     const sources = new Set(runs.map(({ head }) => head.source));
     part("source").textContent = [...heads, ...sources].join(" · ");
-    const offer = (name, ...options) => part(name).replaceChildren(...options);
-    offer("which", ...runs.map((_, number) => new Option(`run ${LETTERS[number]}`, number)));
-    offer("by", ...["rank", ...timeline.groupings()].map((by) => new Option(`rows by ${by}`, by)));
+    const names = runs.map((_, number) => new Option(`run ${LETTERS[number]}`, number));
+    part("which").replaceChildren(...names);
+    const groupings = ["rank", ...timeline.groupings()];
+    part("by").replaceChildren(...groupings.map((by) => new Option(`rows by ${by}`, by)));
     root.querySelector("#tab-code").hidden = !this.code.exists;
-    const tabs = root.querySelectorAll("[role=tab]:not([hidden])");
-    this.tabs = Array.from(tabs, ({ textContent }) => textContent);
+    this.tabs = [...root.querySelectorAll("[role=tab]:not([hidden])")];
   }
 
   /** Stops all timers, before a new view replaces this one. */
@@ -84,18 +85,16 @@ class View {
       recorded: timeline.ghost,
     };
     for (const { look, event } of runs.flatMap((run) => run.flags)) isDrawn[look] ||= event >= 0;
-    for (const [, late] of timeline.lags) {
-      for (const lag of late) isDrawn[lagKey(lag, runs[1])] = true;
-    }
-    const all = runs.flatMap((run) => run.drawnNames());
-    const namesOf = (state) => all.filter(([one]) => one === state).map(([, name]) => name);
-    const bars = STATE_KEYS.map((key, state) => [key, new Set(namesOf(state))]);
+    const lags = timeline.lags.flatMap(([, late]) => [...late]);
+    for (const lag of lags) isDrawn[lagKey(lag, runs[1])] = true;
+    const all = Map.groupBy(runs.flatMap((run) => run.drawnNames()), ([state]) => state);
+    const bars = STATE_KEYS.map((key, state) =>
+      [key, new Set(all.get(state)?.map(([, name]) => name))]);
     const marks = Object.keys({ ...LOOKS.mark, ...LOOKS.comparison })
       .filter((key) => isDrawn[key]).map((key) => [key, new Set([MEANINGS[key].name])]);
     return new Map([...bars, ...marks].filter(([, names]) => names.size));
   }
 
-  /** Explains everything that is drawn in the runs; a click on an entry hides or shows it. */
   drawLegend() {
     const { hidden, ink, colourOf, notes } = this.timeline;
     this.names ??= this.drawnNames();
@@ -105,7 +104,7 @@ class View {
       const swatch = make("span", { class: "swatch", "aria-hidden": "true" },
         glyph || texture || "\u00a0");
       if (!glyph) swatch.style.backgroundColor = colour;
-      swatch.style.color = glyph ? colour : readableInk(colour);
+      swatch.style.color = glyph ? colour : INKS[colour];
       const all = [...names].join(", "), few = [...names].slice(0, 2).join(", ");
       return press(swatch, {
         "data-key": key, "aria-pressed": `${!hidden.has(key)}`,
@@ -138,7 +137,8 @@ class View {
   }
 
   setTheme(dark) {
-    this.root.dataset.theme = dark ? "dark" : "light";
+    const around = [this.root, this.root.parentElement.closest(".explorer")].filter(Boolean);
+    for (const element of around) element.dataset.theme = dark ? "dark" : "light";
     this.timeline.setTheme(dark);
     this.drawLegend();
     this.draw();
@@ -225,7 +225,6 @@ class View {
     return all.length ? all : [make("p", {}, "Nothing wrong was found in this run.")];
   }
 
-  /** Returns the selected area's sums, and the cards of the selected and the pinned events. */
   cards(run) {
     const { tape, selected, pins } = this.timeline;
     const zoom = press("zoom to it", { title: "zoom to the area (Z)", "data-act": "z" });
@@ -295,12 +294,11 @@ class View {
       this.search("");
       stage.focus();
     };
-    tabs.onkeydown = ({ key }) => {
-      const by = { ArrowRight: 1, ArrowLeft: -1 }[key];
-      if (!by) return;
-      this.tab = this.tabs.at((this.tabs.indexOf(this.tab) + by) % this.tabs.length);
-      this.drawPanel();
-      tabs.querySelector('[aria-selected="true"]').focus();
+    tabs.onkeydown = ({ key, target }) => {
+      const at = this.tabs.indexOf(target), by = { ArrowRight: 1, ArrowLeft: -1 }[key];
+      const next = by && this.tabs.at((at + by) % this.tabs.length);
+      next?.focus();
+      next?.click();
     };
     part("by").onchange = ({ target }) => this.groupBy(target.value);
     part("which").onchange = ({ target }) => {
@@ -326,7 +324,6 @@ class View {
     if (event.detail && button && !isInDialog) this.part("stage").focus({ preventScroll: true });
   }
 
-  /** Lets the divider between the timeline and the panel be dragged, or moved with arrow keys. */
   listenToDivider() {
     const divider = this.part("divider"), side = this.part("side");
     const widen = (width) => {
@@ -425,24 +422,13 @@ class View {
     tip.hidden = !one || isSame(one, timeline.selected);
     if (!tip.hidden) {
       tip.textContent = shortCard(one.run, one.event).join("\n");
-      this.placeTip(tip, one, offsetX, offsetY);
+      const [top, bottom] = timeline.placeOf(one.run, one.event), tall = tip.offsetHeight + 6;
+      const y = bottom + tall < timeline.height ? bottom + 6 : top - tall; // not on the bar
+      const x = Math.min(offsetX + 14, timeline.width - tip.offsetWidth - 4);
+      Object.assign(tip.style, { left: `${x}px`, top: `${Math.max(4, y)}px` });
     }
     timeline.hovered = one;
     if (!isOld) timeline.drawOverlay();
-  }
-
-  /** Places the short card near the pointer, where it covers neither the bar nor its other side. */
-  placeTip(tip, { run, event }, x, y) {
-    const { timeline } = this, { offsetWidth: wide, offsetHeight: tall } = tip;
-    const bars = [event, run.partner(event)].filter((i) => i >= 0).map((i) =>
-      [timeline.x(run.post[i]), timeline.x(run.endOf(i)), ...timeline.placeOf(run, i)]);
-    const inside = (at, size, most) => Math.max(4, Math.min(at, most - size - 4));
-    const places = [14, -14 - tall].flatMap((dy) => [14, -14 - wide].map((dx) =>
-      [inside(x + dx, wide, timeline.width), inside(y + dy, tall, timeline.height)]));
-    const covered = ([left, top]) => bars.filter(([x0, x1, y0, y1]) =>
-      x0 < left + wide && x1 > left && y0 < top + tall && y1 > top).length;
-    const [[left, top]] = places.sort((one, other) => covered(one) - covered(other));
-    Object.assign(tip.style, { left: `${left}px`, top: `${top}px` });
   }
 
   /** Returns whether a key is meant for the view, and not for a field, a control or the dialog. */

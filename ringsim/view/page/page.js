@@ -1,7 +1,6 @@
 // The entry file of a standalone page, whose address contains the state of the view.
 
 class Page extends View {
-  /** Writes the state of the view to the address, so that a copied link restores the state. */
   remember() {
     const { timeline, tab } = this, { hidden, grouping, selected, pins, notes, top } = timeline;
     const place = ({ run, event }) => [this.runs.indexOf(run), event];
@@ -15,9 +14,7 @@ class Page extends View {
     const said = Object.entries(words).filter(([name, value]) => name === "hide" || `${value}`);
     try {
       history.replaceState(null, "", `#${new URLSearchParams(said)}`.replaceAll("%2C", ","));
-    } catch {
-      // the address of a frame without an origin of its own cannot be changed
-    }
+    } catch {} // the address of a frame without an origin of its own cannot be changed
   }
 
   /** Switches to the light theme until printing has ended; a still picture may be missing. */
@@ -48,7 +45,8 @@ class Page extends View {
     for (const one of events("e")) this.select(one);
     this.part("search").value = words.get("q") ?? "";
     this.search(this.part("search").value);
-    if (this.tabs.includes(words.get("tab"))) this.tab = words.get("tab");
+    const isTab = this.tabs.some(({ textContent }) => textContent === words.get("tab"));
+    if (isTab) this.tab = words.get("tab");
   }
 }
 

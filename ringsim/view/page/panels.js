@@ -26,14 +26,6 @@ function press(text, properties, ...more) {
   return make("button", { type: "button", ...properties }, text, ...more);
 }
 
-/** Returns the context of a canvas in CSS pixels, empty and with the view's font. */
-function setUp(canvas, width, height) {
-  const context = canvas.getContext("2d"), ratio = devicePixelRatio || 1;
-  [canvas.width, canvas.height] = [width * ratio, height * ratio];
-  context.scale(ratio, ratio);
-  return Object.assign(context, { font: FONT, textBaseline: "middle" });
-}
-
 /** Returns the facts about an event, each as a pair of a name and a text. */
 function describe(run, event) {
   const { post: { [event]: post }, done: { [event]: done }, wait: { [event]: wait } } = run;
@@ -160,7 +152,6 @@ function statisticsTable(run, from, until) {
 function sumOf(list, of = (one) => one) { return list.reduce((sum, one) => sum + of(one), 0); }
 function median(values) { return Float64Array.from(values).sort()[values.length >> 1]; }
 
-/** Creates a table, in which the first cell of each row is its name. */
 function table(caption, names, rows) {
   const cell = (text) => make("td", { class: /^[\d.]+( \S+)?$/.test(text) ? "number" : "" }, text);
   const row = ([name, ...cells]) =>

@@ -1,10 +1,7 @@
-// Finds the stretches in which ranks ran their own program, as `traces/program.py` does: the time
-// on a rank's first thread, between its events, that is neither in a span nor in a wait.
+// Finds the time of ranks' first threads in no span and no wait, as `traces/program.py` does.
 
-/**
- * Calls `each(begin, end, before, after)` for the times when a rank's program ran, found from some
- * of its events. If `splits` is true, such a time also ends when something is posted.
- */
+// Calls `each(begin, end, before, after)` for the times when a rank's program ran, found from some
+// of its events. If `splits` is true, such a time also ends when something is posted.
 function visitFree(run, [low, high], from, until, splits, each) {
   const { post, busy, done, isMark, moments, columns: { thread, op } } = run;
   const beginOf = (moment) => (moment & 1 ? busy[moment >> 1] : post[moment >> 1]);

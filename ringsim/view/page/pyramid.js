@@ -1,5 +1,4 @@
-// Divides the run into one, two, four ... time bins, and finds the state that fills most of each
-// bin, for each rank and band.
+// Divides a run into one, two, four ... bins of time, and finds the state that fills most of each.
 
 const MOST_CELLS = 1 << 22; // the most bins of all ranks together: 4 million, two bytes each
 const FIRST_BINS = 2048; // bins per row until there is time for finer bins, about a screen's pixels
@@ -17,10 +16,8 @@ class Pyramid {
     this.covers = STATES.map(() => new Float32Array(this.filled.length));
   }
 
-  /**
-   * Returns bins of about one pixel for a rank's band; `share` is how full a bin is, up to 255. If
-   * the bins of the run are wider than a pixel, the bins come from the visible events.
-   */
+  // Returns bins of about one pixel for a rank's band; `share` is how full a bin is, up to 255. If
+  // the bins of the run are wider than a pixel, the bins come from the visible events.
   bins(rank, band, from, perPixel, pixels) {
     if (perPixel < this.run.end / this.most) {
       const bins = Math.min(MOST_IN_VIEW, pixels), binTime = (pixels * perPixel) / bins;

@@ -15,7 +15,7 @@ class Traffic {
     this.run = run;
     this.lanes = Array.from({ length: run.ranks }, (_, rank) => {
       const sends = run.inOrder(rank).filter((i) => run.kind(i) === "send" && run.partner(i) >= 0);
-      const lane = new Lane().reserve(sends.length);
+      const lane = new Lane(sends.length);
       for (const send of sends) lane.add(send, run.post[send], run.endOf(run.partner(send)));
       return lane;
     });
@@ -72,7 +72,6 @@ class Traffic {
   }
 }
 
-/** Returns a list as a text, in which only the first ranks are named. */
 function fewOf(words) {
   const more = words.length > MOST_SAID ? ` and ${words.length - MOST_SAID} more` : "";
   return words.slice(0, MOST_SAID).join(", ") + more;
@@ -124,7 +123,6 @@ function onCurve(from, to, share, bend = BEND) {
 }
 
 class RingPicture {
-  /** @param search the field for searching; a click writes a filter into it. */
   constructor(canvas, view, search) {
     Object.assign(this, { canvas, view, search, focus: -1, found: [] });
     this.asMatrix = view.runs.some((run) => run.ranks > MOST_ON_RING);
@@ -144,7 +142,10 @@ class RingPicture {
       const most = edges.at(-1)?.bytes || 1, sums = traffic.sums(from, until, edges);
       Object.assign(this, { key, edges, most, sums });
     }
-    const context = setUp(canvas, width, height), waits = waitsAt(run, head);
+    const context = canvas.getContext("2d"), waits = waitsAt(run, head), ratio = devicePixelRatio;
+    [canvas.width, canvas.height] = [width * ratio, height * ratio]; // also empties the canvas
+    context.scale(ratio, ratio);
+    Object.assign(context, { font: FONT, textBaseline: "middle", textAlign: "center" });
     const circle = circleOf(waits);
     this.looks = waits.map(({ event }, rank) => { // the colours of their waits
       let shown = UNFINISHED;
@@ -156,24 +157,20 @@ class RingPicture {
     Object.assign(this, { boxes: [], points: [], targets: [] }); // what is drawn, and what reacts
     const time = `at ${timeText(head, 5)}`, said = [...waits.keys()].slice(0, 64);
     canvas.ariaLabel = `${time}: ${said.map((rank) => this.describe(rank)).join(", ")}`;
-    context.textAlign = "center";
-    const counts = Object.entries(SIGNS).map(([state, [sign, name]]) =>
-      [sign, waits.filter((one) => one.state === state).length, name]);
-    const shown = counts.filter(([, count]) => count).map((words) => words.join(" "));
+    const counts = Map.groupBy(waits, ({ state }) => state);
+    const shown = Object.entries(SIGNS).filter(([state]) => counts.has(state)).map(
+      ([state, [sign, name]]) => `${sign} ${counts.get(state).length} ${name}`);
     this.write([[time, ...shown].join("   ")], [[width / 2, 8]]);
     if (this.asMatrix) this.drawMatrix(traffic);
     else this.drawRing(traffic);
   }
 
-  /** Returns the circle of waits as lines of text, of which only a few are shown. */
   nameCircle() {
     const { circle } = this, more = circle.length - 4;
     const names = circle.map((rank, k) => (k < more + 3 ? `${rank} waits for` : `${rank}`));
     if (more > 4) names.splice(2, more, `… ${more} more …`);
     return names;
   }
-
-  // -- the pointer and keys
 
   /** Describes what is under the pointer; a click filters by it, or shows all again. */
   point({ offsetX, offsetY, type }) {
@@ -192,7 +189,6 @@ class RingPicture {
     this.search.dispatchEvent(new Event("input"));
   }
 
-  /** The arrow keys go from rank to rank, and Enter filters by a rank. */
   onKey(event) {
     const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     if (!by && (event.key !== "Enter" || this.focus < 0)) return;
@@ -213,8 +209,6 @@ class RingPicture {
     const own = boxAround(middle, width, height);
     return own.x > 0 && own.x + width < this.width && !this.boxes.some((box) => overlap(box, own));
   }
-
-  // -- parts of the picture
 
   /** Reserves a box around a point, in which no text may be written. */
   reserve(middle, width, height = width, text = "") {
@@ -285,8 +279,6 @@ class RingPicture {
     const size = `${bytesText(bytes)} in ${countText(count, "message")}`;
     this.react(`from:${src} to:${dst}`, `rank ${src} to rank ${dst}: ${size}`, part);
   }
-
-  // -- the ring
 
   drawRing(traffic) {
     const { run, view, waits, looks, circle, edges } = this, { ranks } = run, { head } = view;
@@ -366,14 +358,12 @@ class RingPicture {
     }[state];
     this.disc(place, state === "waits" ? node - 1 : node, ...look);
     const step = Math.ceil((20 * run.ranks) / (2 * Math.PI * this.radius)); // names must not touch
-    context.fillStyle = state === "computes" ? readableInk(running) : ink;
+    context.fillStyle = state === "computes" ? INKS[running] : ink;
     const spots = [9, 12, 15].map((far) => this.place(rank, this.radius + node + far));
     if (!outside) context.fillText(rank, place[0], place[1] + 0.5);
     else if (rank % step === 0) this.write([`${rank}`], spots);
     this.react(query, this.describe(rank), { box: boxAround(place, 2 * node) });
   }
-
-  // -- the matrix
 
   /** Draws the traffic: rows send, columns receive, and the diagonal shows the ranks themselves. */
   drawMatrix(traffic) {

@@ -7,28 +7,23 @@ const NO_STEPS = "This run contains no complete pipeline step. train_step_pipeli
 const ABOUT_LIVE = "Live activations of the visible ranks: the data that each stage keeps for its "
   + "microbatches' backward passes.";
 
-/** Returns the times at which a rank's live activations changed in a window, and their numbers. */
 function liveIn(run, rank, from, until) {
   const columns = run.rowsOf("live", rank), [times] = columns;
   const first = Math.max(0, firstAbove(times, from) - 1), last = firstAbove(times, until);
   return columns.map((column) => column.subarray(first, last));
 }
 
-function peakIn(run, rank, from, until) {
-  return liveIn(run, rank, from, until)[1].reduce((most, one) => Math.max(most, one), 0);
-}
-
-/** Draws the live activations of the visible ranks, one strip per rank, over the visible time. */
 function drawActivations(timeline, run, width) {
   const { from, until, span } = timeline, right = width - 24;
   const rows = timeline.rowsInView().filter((row) => row.run === run);
   const ranks = rows.map(({ rank }) => rank).filter((rank) => run.rowsOf("live", rank)[0].length);
   ranks.splice(MOST_STRIPS);
   const strip = Math.max(12, Math.min(40, 180 / ranks.length)), height = strip * ranks.length;
-  const peaks = ranks.map((rank) => peakIn(run, rank, from, until));
+  const lives = ranks.map((rank) => liveIn(run, rank, from, until));
+  const peaks = lives.map(([, live]) => live.reduce((most, one) => Math.max(most, one), 0));
   const x = (time) => 52 + ((Math.min(Math.max(time, from), until) - from) / span) * (right - 52);
   const strips = ranks.map((rank, row) => {
-    const floor = (row + 1) * strip - 1, [times, live] = liveIn(run, rank, from, until);
+    const floor = (row + 1) * strip - 1, [times, live] = lives[row];
     const y = (count) => floor - ((strip - 3) * Math.max(0, count)) / Math.max(1, ...peaks);
     const line = Array.from(times, (time, k) => `H${x(time)}V${y(live[k])}`).join("");
     const text = (at, look, name) =>
@@ -45,7 +40,6 @@ function drawActivations(timeline, run, width) {
   return picture;
 }
 
-/** Returns the panel for the visible steps, with live activations and the bubble of each step. */
 function stepsPanel(timeline, run, width) {
   const { from, until } = timeline, steps = [...run.head.steps.entries()];
   if (!steps.length) return [make("p", {}, NO_STEPS)];

@@ -1,12 +1,10 @@
-// The timeline draws ranks as rows, pixel by pixel, with the ruler above, the whole run below, and
-// the selection on top.
+// Draws ranks as rows, with a ruler above, the whole run below, and the selection on top.
 
 const [GUTTER, RULER] = [92, 34]; // the space for names left of the rows, and for times above them
 const FOLDED_ROW = 14; // if ranks would be lower than 5 pixels, several share a row this high
 const [MOST_ODD, STRIPS] = [12, 12]; // the most ranks with a row of their own; overview strips
-const LEAST_ROW = 3; // the least row height in pixels
-const LEAST_STEPS = 16; // the least height of a row with brackets of steps
-const TWO_LINES = 28; // the least height of a row with two lines of names
+// the least heights of rows: of all, of those with brackets of steps, and with two lines of names
+const [LEAST_ROW, LEAST_STEPS, TWO_LINES] = [3, 16, 28];
 // the kinds of findings in runs that finished
 const SLOW_KINDS = new Set(["link", "slow_link", "late_sender", "late_receiver", "straggler"]);
 const [MOST_ARROWS, MOST_NAMES] = [400, 1000]; // more would look like a grey area
@@ -33,7 +31,6 @@ function pixel(colour, ground, share = 255) {
 }
 
 function path(look, d) { return `<path class="${look}" d="${d}"/>`; }
-
 function box(x0, x1, y0, y1) { return `M${x0},${y0}H${x1}V${y1}H${x0}Z`; }
 
 /** Draws runs on one axis; `overlay` is an SVG group for what changes with the pointer. */
@@ -119,7 +116,7 @@ class Timeline {
     const { ground, field: stripe, ink, muted, running } = colourOf;
     Object.assign(this, { dark, colourOf, ground, stripe, ink, muted, running });
     this.colours = STATE_KEYS.map((key) => colourOf[key]);
-    this.textures = this.colours.map((colour) => pixel(readableInk(colour), colour, 100));
+    this.textures = this.colours.map((colour) => pixel(INKS[colour], colour, 100));
     this.pixels = [ground, stripe].map((under) => this.colours.map((colour) =>
       Uint32Array.from({ length: 256 }, (_, share) => pixel(colour, under, share))));
     this.empty = [ground, stripe].map((colour) => pixel(colour, colour));
@@ -324,7 +321,6 @@ class Timeline {
     return [first, Math.max(first + 1, Math.min(this.canvas.width, x1))];
   }
 
-  /** Returns the lines of pixels from the top to the bottom of a lane. */
   pixelsOf(row, band, lane) {
     return this.laneSpan(row, band, lane).map((y) => Math.round(y * this.ratio));
   }
@@ -369,7 +365,6 @@ class Timeline {
     return end;
   }
 
-  /** Draws the outlines of the recorded bars, behind the predicted ones. */
   drawGhosts(row, band) {
     const { ghost: run } = this, colour = pixel(this.colourOf.recorded, this.ground, 150);
     run.visit(row.rank, [band], this.from, this.until, (event) => {
@@ -379,7 +374,6 @@ class Timeline {
     });
   }
 
-  /** Draws the outline of a box or, if it is open, a bracket. */
   drawFrame(x0, x1, y0, y1, colour, isOpen) {
     this.fill(x0, x1, y0, y0 + 1, colour);
     this.fill(x0, x0 + 1, y0, y1, colour);
@@ -407,7 +401,7 @@ class Timeline {
       const free = isShort ? width - context.measureText(short).width : 6;
       // in narrow bars "B3" instead of "backward 3", as in drawings of schedules
       const text = isShort ? short : name.length > fits ? `${name.slice(0, fits - 1)}…` : name;
-      context.fillStyle = readableInk(ground);
+      context.fillStyle = INKS[ground];
       const hasRoom = isShort ? free >= 0 : fits >= Math.min(3, name.length);
       if (hasRoom) context.fillText(text, x + free / 2, y);
     }
@@ -442,7 +436,9 @@ class Timeline {
 
   drawRuler(context) {
     const { from, until, width } = this;
-    const step = niceStep((until - from) / Math.max(2, (width - GUTTER) / 110));
+    const least = (until - from) / Math.max(2, (width - GUTTER) / 110);
+    const power = 10 ** Math.floor(Math.log10(least));
+    const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= least);
     const digits = Math.max(3, Math.ceil(Math.log10(Math.max(1, Math.abs(until) / step))) + 1);
     context.fillStyle = this.muted;
     let tick = Math.ceil(Math.max(this.begin, from) / step) * step;
@@ -500,8 +496,6 @@ class Timeline {
     Object.assign(mark.style, { top: `${top}px`, height: `${height / count}px` });
   }
 
-  // -- above the bars, as SVG, whose look is in the style
-
   drawOverlay() {
     const { hidden, notes } = this;
     const shown = (key, list, draw) => (hidden.has(key) ? [] : list.map(draw));
@@ -522,7 +516,6 @@ class Timeline {
     ].join("");
   }
 
-  /** Draws a run's critical path along ranks, and across to the ranks that they waited for. */
   drawPath(run) {
     const point = (time, rank) =>
       [this.x(time), this.y(this.rowOf(run, rank)) + this.rowHeight * 0.55];
@@ -580,7 +573,6 @@ class Timeline {
     return found.length > MOST_ARROWS ? [] : found;
   }
 
-  /** Returns the top and the bottom of an event's bar. */
   placeOf(run, event) {
     const row = this.rows[this.rowOf(run, run.rank[event])], y = this.y(row.place);
     if (run.kind(event) === "mark") return [y, y + this.rowHeight];
@@ -605,7 +597,6 @@ class Timeline {
     return path(looks, `M${from}L${to}`);
   }
 
-  /** Draws boxes around an event and around the other side of a message, with an arrow. */
   drawChosen(one, look) {
     const { run, event } = one, other = run.partner(event), own = this.outline(run, event, look);
     return other < 0 ? own : own + this.outline(run, other) + this.drawArrow(one, "chosen");
@@ -624,11 +615,4 @@ function lagKey(lag, { begin, end }) {
   const [less, more] = lag < 0 ? ["earlier", "much_earlier"] : ["later", "much_later"];
   return percent < 1 ? "alike" : percent < 5 ? less : more;
 }
-
 function lagText(lag) { return `${lag < 0 ? "−" : "+"}${timeText(Math.abs(lag), 2)}`; }
-
-/** Returns the smallest of 1, 2, 5, 10, 20 ... that is at least the given number. */
-function niceStep(least) {
-  const power = 10 ** Math.floor(Math.log10(least));
-  return [1, 2, 5, 10].map((one) => one * power).find((one) => one >= least);
-}

@@ -42,7 +42,6 @@ class NotebookView extends View {
   }
 }
 
-/** Returns whether a notebook's theme is dark, judged by its text colour. */
 function isDark(element) {
   const [red, green, blue] = getComputedStyle(element).color.match(/[\d.]+/g) ?? [0, 0, 0];
   return 0.3 * red + 0.59 * green + 0.11 * blue > 128;
