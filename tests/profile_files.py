@@ -10,6 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ringsim import Trace
+
 BASE_NS = 1_790_000_000_000_000_000
 WORLD = ("0", "default_pg")
 
@@ -108,3 +112,35 @@ class RankProfile:
         path = directory / f"rank{self.rank}_trace.json"
         path.write_text(json.dumps(self.document))
         return path
+
+
+def compare(recorded: Trace, read: Trace, within_ns: float) -> None:
+    """Compares ringsim's record of a run on NCCL with the profiler's files of the same run.
+
+    Args:
+        recorded: the record.
+        read: the files, of two ranks.
+        within_ns: the largest difference of times after each rank's clock was shifted, in ns; one
+            time may differ more.
+    """
+    _, clock = read.clocks
+    assert (clock.ranks, clock.how) == ((1,), "kernels")
+    shifts = []
+    for rank in range(2):
+        ours, theirs = (
+            one[(one["rank"] == rank) & (one["kind"] != "span")]
+            for one in (recorded.to_pandas(), read.to_pandas())
+        )
+        assert theirs["op"].tolist() == [
+            {"send": "isend", "recv": "irecv"}.get(op, op) for op in ours["op"]
+        ]
+        for name in ("group", "peer", "size_bytes", "dtype"):
+            assert theirs[name].tolist() == ours[name].tolist()
+        times = [
+            theirs[name].to_numpy(float) - ours[name].to_numpy(float)
+            for name in ("wait_ns", "done_ns")
+        ]
+        apart = np.array(times)
+        shifts.append(np.median(apart))
+        assert (abs(apart - shifts[-1]) < within_ns).sum() >= apart.size - 1
+    assert abs(shifts[0] - shifts[1]) <= (clock.uncertainty_ns or 0)

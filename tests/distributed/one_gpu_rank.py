@@ -82,6 +82,36 @@ def batch() -> Any:
     return token[:2].tolist()
 
 
+def profiled() -> Any:
+    """Records four steps of messages, a batch and collectives with torch.profiler as well."""
+    ring = ringsim.current_ring()
+    token = torch.ones(65_536, device=ring.device)
+    arriving, gathered = torch.empty_like(token), torch.empty(131_072, device=ring.device)
+
+    def step() -> None:
+        if ring.rank == 0:
+            dist.send(token, 1, group=ring.succ_group)
+            dist.recv(arriving, 1, group=ring.pred_group)
+        else:
+            dist.recv(arriving, 0, group=ring.pred_group)
+            dist.send(token, 0, group=ring.succ_group)
+        send = dist.P2POp(dist.isend, token, ring.succ)
+        recv = dist.P2POp(dist.irecv, arriving, ring.pred)
+        for work in dist.batch_isend_irecv([send, recv]):
+            work.wait()
+        dist.all_reduce(token)
+        dist.all_gather_into_tensor(gathered, token)
+        torch.cuda.synchronize()
+
+    with torch.profiler.profile(record_shapes=True) as profile:
+        for _ in range(4):
+            step()
+    directory = Path(sys.argv[2]) / "profile"
+    directory.mkdir(exist_ok=True)
+    profile.export_chrome_trace(str(directory / f"rank-{ring.rank}.json"))
+    return None
+
+
 def pipeline() -> Any:
     """Runs a step with each schedule; returns the loss and this rank's gradients for each."""
     ring = ringsim.current_ring()
@@ -164,6 +194,7 @@ JOBS: dict[str, Callable[[], Any]] = {
         receive_first,
         first_contact,
         batch,
+        profiled,
         pipeline,
         replicas,
         data_parallel,

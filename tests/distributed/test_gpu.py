@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from matplotlib.text import Text
 from one_gpu_rank import make_step
+from profile_files import compare
 from rank_server import free_port
 from torch import nn
 
@@ -187,6 +188,11 @@ def test_batches_go_round_and_their_messages_are_paired(tmp_path: Path) -> None:
     assert results == [[61.0, 61.0]] * 2
     assert len(trace.messages) == 6
     assert set(trace.to_pandas("messages")["size_bytes"]) == {4096}
+
+
+def test_torchs_profiler_saw_what_ringsim_recorded(tmp_path: Path) -> None:
+    _, trace = results_of("profiled", tmp_path)
+    compare(trace, ringsim.load(tmp_path / "profile"), within_ns=100_000)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
