@@ -276,8 +276,9 @@ def test_torchs_classes_on_2_to_8_ranks(name: str) -> None:
         for semantics in IN_ORDER:
             validate(schedule, semantics)
             assert simulate_schedule(schedule, semantics=semantics).makespan > 0
-        with pytest.raises(ScheduleError, match="cheapest first: "):
-            validate(defer(schedule), "grouped")
+        if name == "Interleaved1F1B":
+            with pytest.raises(ScheduleError, match="cheapest first: "):
+                validate(defer(schedule), "grouped")
 
 
 def hang(schedule: Schedule) -> tuple[str, Any]:

@@ -334,13 +334,11 @@ class _Runner:
 
     def list_messages(self) -> Iterator[Delivery]:
         """Yields the messages that arrived, by receiver."""
-        for rank, times in enumerate(self.times):
-            for position in range(len(times)):
-                arrived = self.done.get((rank, position))
-                if arrived is not None and isinstance(self.programs[rank][position], Receive):
-                    source, send = self.partners[rank, position]
-                    posted = self.times[source][send][0]
-                    yield Delivery(source, send, rank, position, posted, arrived)
+        for (rank, position), arrived in sorted(self.done.items()):
+            if isinstance(self.programs[rank][position], Receive):
+                source, send = self.partners[rank, position]
+                posted = self.times[source][send][0]
+                yield Delivery(source, send, rank, position, posted, arrived)
 
     def list_blocked(self) -> Iterator[Blocked]:
         """Yields the ranks that did not reach their end, each of which is blocked in a wait."""

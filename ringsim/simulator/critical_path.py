@@ -149,9 +149,9 @@ def _walk_messages(hops: list[PathPart], times: Times, here: int) -> int:
             is_late = times.rendezvous and posted >= 0 and ends[posted] == start
             reason, next_place = (RECEIVER_LATE, posted) if is_late else (LINK_BUSY, queued)
             if not is_late and operations.behind is not None:
-                places = [place for place in operations.behind[:, here].tolist() if place >= 0]
-                done = [place for place in places if times.arrivals[place] == start]
-                next_place = (*done, queued)[0]
+                places = operations.behind[:, here].tolist()
+                ended = (each for each in places if each >= 0 and times.arrivals[each] == start)
+                next_place = next(ended, queued)
         kind, step = ("SEND_F", -1) if operations.kind[here] == FORWARD else ("SEND_B", 1)
         send = Action(int(operations.stage[here]) + step, kind, int(operations.microbatch[here]))
         hops.append(PathPart(send, rank, source, plain(start), plain(until), reason))

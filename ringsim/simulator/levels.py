@@ -162,7 +162,8 @@ class Levels:
                 end += duration[row[some]]
                 ends[some] = end
         place = self._message_place[:-1]
-        return ends[self._place[:-1]], started[place], arrived[place]
+        received = None if behind is None else arrived[place]
+        return ends[self._place[:-1]], started[place], received
 
     def last_ends(self, prices: Prices, *, rendezvous: bool) -> Ints:
         """Returns the ends of computations, which include the last one on each rank."""
