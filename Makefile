@@ -23,7 +23,7 @@ unexport PYTHONPATH PYTHONHOME
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-quick test-long test-lowest dist check check-format check-lint check-types check-spelling lab site figures soak clean clean-all
+.PHONY: help install demo test test-quick test-long test-gpu test-lowest dist check check-format check-lint check-types check-spelling lab site figures soak clean clean-all
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-22s %s\n", $$1, $$2 }'
@@ -41,6 +41,9 @@ test-quick: $(INSTALLED) ## run the tests that start no ranks
 
 test-long: $(INSTALLED) ## run the long tests that `make test` leaves out
 	$(BIN)/python -m pytest -m long $(TWO_AT_A_TIME)
+
+test-gpu: $(INSTALLED) ## run the tests that need a GPU, and list those that need more than this machine has
+	$(BIN)/python -m pytest -m gpu tests/distributed/test_gpu.py
 
 test-lowest: ## run the quick tests with the lowest supported versions (in .venv-lowest)
 	$(if $(PYTHON),,$(error ringsim needs Python 3.11 or newer, but none was found. Run: make test-lowest PYTHON=/path/to/python3.11))

@@ -20,7 +20,8 @@ The exception tree::
     (*) also a RuntimeError, because torch raises RuntimeError for these errors
 
 Errors that end a run have the attributes ``trace`` (the trace up to the error) and ``diagnosis``
-(the reason, or None if unknown). The message for an invalid value reads ``<name> must be <rule>,
+(the reason, or None if unknown). If the run was started with ``debug=True``, ``locals(2)`` returns
+the variables of rank 2 as text. The message for an invalid value reads ``<name> must be <rule>,
 got <value> (<where>). <Remedy>.``
 
 This module also contains the argument checks that several functions share, so that the same mistake
@@ -84,10 +85,31 @@ def escape(text: str, *, lines: bool = True) -> str:
 class _Explained(BaseException):
     """The base class of errors that can end a run."""
 
+    variables: Mapping[int, str] = {}  # by rank
+
     def __init__(self, message: str, *, trace: Any = None, diagnosis: Any = None) -> None:
         super().__init__(escape(str(message)))
         self.trace = trace
         self.diagnosis = diagnosis
+
+    def locals(self, rank: int) -> str:
+        """Returns the variables of a rank's frames, if the run was started with ``debug=True``.
+
+        The frames are those in which the rank failed, waited or computed when the run ended. Long
+        values are shortened, and tensors are described by their shape and dtype.
+
+        Args:
+            rank: the rank.
+
+        Raises:
+            ArgumentError: the rank's variables are unknown.
+        """
+        if rank not in self.variables:
+            raise ArgumentError(
+                f"the variables of rank {rank} are unknown. Run it with debug=True, as in "
+                "ringsim.trace(worker, debug=True). A rank that has returned or died has none."
+            )
+        return self.variables[rank]
 
     def _render_traceback_(self) -> list[str]:
         """Returns the lines that IPython shows: the message, which names the user's line."""
@@ -266,6 +288,14 @@ def check_duration(name: str, value: object) -> None:
         raise ArgumentError(
             f"{name} must be from 0 to {LONGEST_S:g} s, got {say(value)}. Pass the time in "
             "seconds. A trace counts nanoseconds and can span at most 285 years."
+        )
+
+
+def check_limit(name: str, seconds: object) -> None:
+    """Checks that a time limit is a positive number of seconds."""
+    if not is_number(seconds) or seconds <= 0:
+        raise ArgumentError(
+            f"{name} must be a positive number of seconds, got {say(seconds)}. Use 30, for example."
         )
 
 

@@ -20,7 +20,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringsim
-from ringsim.errors import ArgumentError
+from ringsim.errors import ArgumentError, check_limit
 from ringsim.launch.namespace import run_source
 from ringsim.ring.packing import dumps
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ringsim.launch.sessions import Session
 
 _USAGE = (
-    "%%ring [-n RANKS] [--keep] [0,1] [--limit SECONDS] [-o NAME], "
+    "%%ring [-n RANKS] [--keep] [--sim] [0,1] [--live] [--limit SECONDS] [-o NAME], "
     "or %ring [pull NAME | push NAME ... | stop]"
 )
 _NO_RANKS = (
@@ -38,6 +38,7 @@ _NO_RANKS = (
     "%%ring -n 4 --keep."
 )
 _NUM_RANKS = 4
+_LINK = ringsim.Link(alpha_s=10e-6, beta_s_per_byte=1e-10)  # of simulated ranks
 _RANK = r"ranks\[(\d+)\]\.\w*$"
 # Names that have their own value on a rank, or no value that could be sent.
 _NOT_SENT = {"ring", "ringsim", "_", "__", "___", "In", "Out", "get_ipython", "exit", "quit"}
@@ -64,7 +65,7 @@ def load_ipython_extension(ipython: InteractiveShell) -> None:
     def ring(line: str, cell: str | None = None) -> Any:
         """Runs the cell on every rank.
 
-        Usage: ``%%ring [-n RANKS] [--keep] [0,1] [--limit SECONDS] [-o NAME]``
+        Usage: ``%%ring [-n RANKS] [--keep] [--sim] [0,1] [--live] [--limit SECONDS] [-o NAME]``
 
         Shows each rank's output, tagged with the rank, and then the trace.
 
@@ -76,6 +77,10 @@ def load_ipython_extension(ipython: InteractiveShell) -> None:
         Without ``--keep``, the ranks end with the cell. With ``--keep``, they stay for the next
         cells with ``--keep``, which find all variables. ``%%ring 0,1`` runs the cell on some of
         these ranks. They end with ``%ring stop``, with the kernel, or after an hour without a cell.
+        With ``--keep --sim``, these ranks are simulated, and messages take 10 us and 0.1 ns per
+        byte. To choose another link, use ``ringsim.session``.
+
+        With ``--live``, the ranks are shown while they run.
 
         * ``%ring`` lists the ranks, the number of calls, and the memory that each rank uses.
         * ``%ring pull loss`` returns a variable's value on each rank.
@@ -104,30 +109,30 @@ def _run_cell(kept: _Kept, line: str, cell: str) -> ringsim.Trace:
     num_ranks = _NUM_RANKS if options.ranks is None else options.ranks
     variables = kept.shell.user_ns
     if is_replaying():
-        variables[options.out] = shown = replay(name_run(cell, num_ranks))
+        name, stays = name_run(cell, num_ranks), options.keep or options.only
+        variables[options.out] = shown = replay(name, variables if stays else {})
         return shown
     kind = make_kind(num_ranks, "cpu", 30, ring=True)
-    if options.limit is not None and not options.limit > 0:
-        raise ArgumentError(
-            f"--limit must be a positive number of seconds, got {options.limit}. Use --limit 30, "
-            "for example."
-        )
+    if options.limit is not None:
+        check_limit("--limit", options.limit)
+    if options.sim and not options.keep:
+        raise _usage_error("--sim needs --keep")
     session = kept.get(options) if options.keep or options.only else None
     # include the %%ring line, so that tracebacks number lines like the notebook
     source = f"\n{cell}"
-    filename = kept.shell.compile.cache(source)  # so that tracebacks find the lines
+    # so that tracebacks find the lines, and name the cell
+    filename = kept.shell.compile.cache(source, len(variables["In"]) - 1)
     code = _compile(source, filename)
     names = (_find_names(code, _LOOKUPS) - _NOT_SENT - {options.out}) & variables.keys()
     sent = {name: variables[name] for name in names}
+    how: dict[str, Any] = {"limit_s": options.limit, "live": options.live}
     with _naming_the_unsendable(sent):
         if session is None:
             job = pack_call(run_on_rank, (source, filename), sent, seed=0)
-            trace = run(job, kind, RunOptions(limit_s=options.limit, show_hidden=True))
+            trace = run(job, kind, RunOptions(show_hidden=True, **how))
         else:
             kept.drop_old(sent, _find_names(code, _STORES))
-            trace = session.run_cell(
-                source, filename, sent, ranks=options.only, limit_s=options.limit
-            )
+            trace = session.run_cell(source, filename, sent, ranks=options.only, **how)
     variables[options.out] = trace
     return trace
 
@@ -158,13 +163,18 @@ class _Kept:
         if session is None or not session.is_open:
             if options.ranks is None and (session is not None or not options.keep):
                 raise ArgumentError(_NO_RANKS)
-            session = ringsim.session(world_size=options.ranks or _NUM_RANKS)
+            link = _LINK if options.sim else None
+            session = ringsim.session(world_size=options.ranks or _NUM_RANKS, link=link)
             self._session = self.shell.user_ns["ranks"] = session
             self._old = {"ranks": session}
         if options.ranks not in (None, len(session)):
             raise ArgumentError(
                 f"this notebook keeps {len(session)} ranks, and -n asks for {options.ranks}. "
                 "Leave -n out, or end the ranks with %ring stop."
+            )
+        if options.sim and not session.is_simulated:
+            raise ArgumentError(
+                "this notebook keeps real ranks. Leave --sim out, or end the ranks with %ring stop."
             )
         try:
             _ = session[options.only or ()]
@@ -229,6 +239,8 @@ def _make_parser() -> _Parser:
     parser.add_argument("only", nargs="?", type=_read_ranks)
     parser.add_argument("-n", "--ranks", type=int)
     parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--sim", action="store_true")
+    parser.add_argument("--live", action="store_true")
     parser.add_argument("--limit", type=float)
     parser.add_argument("-o", "--out", default="trace")
     return parser

@@ -41,6 +41,7 @@ class RankState:
         sleep_s: the extra time of ``ringsim.compute`` on the virtual clock, like the extra time of
             a real sleep.
         around_s: the program's core time around each computation on the virtual clock.
+        debug: whether an error keeps the variables of the rank.
         ended: the groups of a session that ended with a failed call.
     """
 
@@ -57,6 +58,7 @@ class RankState:
     costs: Any = None
     sleep_s: float = 0.0
     around_s: float = 0.0
+    debug: bool = False
     ended: Collection[Any] = ()
 
 

@@ -435,7 +435,7 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
         (lambda mine: by_isend(mine).to("meta"), UNREADABLE),
     ],
     every_order: [
-        (any_first, "In the order 0, 2, 0, 2, 1, ranks 0 and 2 wait for each other.", "Play"),
+        (any_first, "In the order 0, 2, 0, 1, 2, ranks 0 and 2 wait for each other.", "Play"),
         ((from_any, []), "After your choices, ranks 0, 1 and 2 may still go.", "rank 0"),
         ((from_any, [2, 0, 0, 2]), "After your choices, rank 1 may still go."),
         ((from_any, [1, 0, 0, 2, 0, 1, 0, 2]), "In your order, the program finishes."),

@@ -138,6 +138,8 @@ def client() -> Iterator[NotebookClient]:
 
 
 CLIENTS: list[NotebookClient] = []  # the running client
+# removes the names of the previous lesson, and its ranks if it did not run to its end
+RESET = "%load_ext ringsim\n%ring stop\nget_ipython().reset(new_session=True)"
 
 
 @cache
@@ -149,7 +151,7 @@ def executed(lesson: Path) -> dict[str, Cell]:
     (client,) = CLIENTS
     client.nb = nbformat.read(lesson, as_version=4)
     client.reset_execution_trackers()
-    client.kc.execute("get_ipython().reset(new_session=True)", silent=True)
+    client.kc.execute(RESET, silent=True)
     for index, cell in enumerate(client.nb.cells):
         client.execute_cell(cell, index)
     return {cell.id: cell for cell in client.nb.cells if cell.cell_type == "code"}
@@ -199,7 +201,7 @@ def test_the_first_cells_of_a_lesson_run(lesson: Path) -> None:
     (client,) = CLIENTS
     client.nb = nbformat.read(lesson, as_version=4)
     client.reset_execution_trackers()
-    client.kc.execute("get_ipython().reset(new_session=True)", silent=True)
+    client.kc.execute(RESET, silent=True)
     code = [index for index, cell in enumerate(client.nb.cells) if cell.cell_type == "code"]
     for index in code[:FIRST_CELLS]:
         client.execute_cell(client.nb.cells[index], index)  # an error of the cell is raised here
@@ -271,6 +273,18 @@ def columns(text: str) -> list[list[float]]:
 
 
 STUCK = "deadlock: ranks 0, 1 and 2 wait for each other."
+
+
+@in_the_kernel_of("00")
+def test_lesson_00_shows_what_it_claims() -> None:
+    texts = texts_of("00")
+    shows(texts["memory-run"], "[[0], [1], [2], [3]]\n", "in the notebook:   []\n")
+    looked = "rank 2 has the number: 20\nthe notebook has a number: False\n"
+    assert texts["keep-look"] == looked
+    assert find(r"waited [\d.]+ ms in recv \(Cell In\[(\d+)\]:6\)", texts["timeline-run"]) == ["9"]
+    shows(texts["timeline-table"], "rank 0 received: 30 \n", "rank 0 waited longest\n")
+    shows(texts["failure-run"], "rank 3 of 4 raised IndexError", "  The session goes on.\n")
+    assert len(find(r"still has the number \d+$", texts["failure-after"])) == 4
 
 
 @in_the_kernel_of("01")
@@ -352,19 +366,21 @@ def test_lesson_04_shows_what_it_claims() -> None:
     sizes = [int(each.replace(",", "")) for each in find(r"([\d,]+) parameters", texts["cut-run"])]
     assert sum(sizes[:4]) == sizes[4]
     assert texts["cut-run"].endswith("gives the same bits: True\n")
-    shapes = find(r"-> torch.float32 (.+)$", texts["shapes-run"])
-    assert shapes == [*["(2, 9, 64)"] * 3, "(2, 9, 50)"]
-    assert texts["shapes-before"].count("(2, 9, 64), 4608 bytes") == 3
+    for cell in ("shapes-table", "empty-table"):
+        shapes = find(r"-> torch.float32 (.+)$", texts[cell])
+        assert shapes == [*["(2, 9, 64)"] * 3, "(2, 9, 50)"]
+    shows(texts["shapes-table"], "rank 3 has the output of the whole model: True\n")
+    assert texts["shapes-table"].count("(2, 9, 64), 4608 bytes") == 3
     even, uneven = map(float, find(r"\]: (\d+) ms", texts["balance-run"]))
     # four microbatches and two stages to fill, 20 ms each: a step cannot be faster
     assert even >= 120
     assert uneven >= 180, "four microbatches of 40 ms, and two of 10 ms"
     shows(texts["balance-run"], "the same loss: True")
-    assert [row[:2] for row in columns(texts["empty-run"])] == [[0, 1], [1, 2], [2, 3]]
+    assert [row[:2] for row in columns(texts["empty-table"])] == [[0, 1], [1, 2], [2, 3]]
     assert [row[-1] for row in columns(texts["header-run"])].count(128) == 3
     assert len({*find(r"loss (\d\.\d+) on every rank: True", texts["baseline-run"])}) == 1
     shows(texts["baseline-run"], "ranks: 1, ", ",  0 messages")
-    shows(texts["baseline-check"], "77 gradients equal those of a single process")
+    shows(texts["baseline-run"], "77 gradients equal those of a single process")
     assert texts["claims-batch"].endswith(": [0.0, 7.0, 0.0]\n")
     shows(texts["claims-head"], "'head.weight': 'no gradient'")
 
@@ -478,19 +494,20 @@ def test_lesson_11_shows_what_it_claims() -> None:
 @in_the_kernel_of("12")
 def test_lesson_12_shows_what_it_claims() -> None:
     texts = texts_of("12")
-    order = find(" ms  (.+)$", texts["ddp-run"])
+    order = find(r"^ *[\d.]+ ms  (.+)$", texts["ddp-compare"])
     assert order == [*["backward of a layer"] * 2, "all_reduce of 526,336 bytes"] * 2
-    assert find(r"whole batch: (\w+)", texts["ddp-same"]) == ["True", "True"]
-    calls = find(r"^(\w+) +(\d) calls, (.+) bytes$", texts["fsdp-run"])
+    for cell in ("ddp-same", "fsdp-table"):
+        assert find(r"^rank (\d) has .+ whole batch: True$", texts[cell]) == ["0", "1"]
+    calls = find(r"^(\w+) +(\d) calls, (.+) bytes$", texts["fsdp-table"])
     gathered, scattered = "all_gather_single", "reduce_scatter_single"
     assert {(gathered, "8", "2,105,344"), (scattered, "4", "1,052,672")} <= set(calls)
-    kept = find(r"^(\w+): parameters kept by ranks 0 and 1: (.+)$", texts["fsdp-run"])
+    kept = find(r"^(\w+): parameters kept by ranks 0 and 1: (.+)$", texts["fsdp-table"])
     assert kept == [("DDP", "263,168 263,168"), ("FSDP2", "131,584 131,584")]
     assert texts["grid-run"].count(": messages between (0, 1) (2, 3)\n") == 2
     groups = r"^  (\w+) among ranks \[(\d), (\d)\]: \[1\] on each, 16,640 bytes$"
     due = [(op, *pair) for op in ("all_reduce", gathered, scattered) for pair in ("02", "13")]
     assert find(groups, texts["grid-run"]) == due
-    assert find(r"B3 (\w+)$", texts["grid-list"]) == ["all_reduce", scattered]
+    assert find(r"B3 (\w+)$", texts["grid-run"]) == ["all_reduce", scattered]
     costs = "all_reduce of 16,640 bytes: 1.4 ms\nall_gather of 16,640 bytes: 6.3 ms"
     shows(texts["many-cost"], costs)
     blocked = find(r"blocks the rank for ([\d.]+) ms", texts["many-run"])

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import json
+import os
 import re
+import tempfile
+import time
 from typing import Any
 
 import pytest
@@ -13,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringsim import current_ring, explore
-from ringsim.errors import ArgumentError, Deadlock, PeerExited, RankFailed
+from ringsim.errors import ArgumentError, Deadlock, PeerExited, RankFailed, RunTimeout
 
 Program = tuple[tuple[str, int], ...]  # the operations of a rank, each with its peer
 
@@ -38,13 +43,13 @@ def test_ranks_go_in_the_order_of_the_choices(capfd: pytest.CaptureFixture[str])
     here = r" \(world, tag 0\) at test_scheduler\.py:\d+$"
     texts = ("recv from any rank", "send to 0", "send to 0")
     assert all(re.match(text + here, game.next[rank]) for rank, text in enumerate(texts))
-    assert game.posted == []
+    assert repr(game).endswith("\nmatched: 0 messages")
     assert game.step(2).possible == (0, 1)
-    assert [(one.rank, one.op, one.peer) for one in game.blocked] == [(2, "send", 0)]
-    assert "rank 2: send to 0" in repr(game)
-    assert repr(game).endswith(", blocked\nmatched: 0 messages")
+    assert re.search(r"^rank 2: send to 0 .*, blocked\nmatched: 0 messages$", repr(game), re.M)
+    assert ", posted\n" not in repr(game)
     assert game.step(0).possible == (0, 1, 2)
-    assert game.matched[["src", "dst"]].to_numpy().tolist() == [[2, 0]]
+    assert repr(game).endswith("\nmatched: 1 message")
+    assert game.trace.to_pandas("messages")[["src", "dst"]].to_numpy().tolist() == [[2, 0]]
     with pytest.raises(ArgumentError, match=r"rank must be one that may go \(0, 1, 2\), got 3"):
         game.step(3)
     game.step(1, 0, 0, 1, 2, 0)
@@ -63,7 +68,7 @@ def test_an_order_can_deadlock_and_be_undone() -> None:
     assert game.deadlock.findings[0].ranks == (0, 1)
     assert isinstance(game.error, Deadlock)
     assert (game.finished, game.possible) == (False, ())
-    assert {one.rank for one in game.blocked} == {0, 1, 2}
+    assert {event.rank for event in game.trace if event.status != "ok"} == {0, 1, 2}
     assert "ranks 0 and 1 wait for each other" in repr(game)
     assert "ranks 0 and 1 wait for each other" in game._repr_html_()
     assert game.back().deadlock is None
@@ -156,6 +161,56 @@ def test_a_question_that_stays_open_is_reported() -> None:
     assert "rank 0 keeps calling is_completed" in found.error
 
 
+def ask_twice() -> None:
+    """Rank 0 asks twice in a row; only the answers "no" and "no" are an error."""
+    message = dist.isend(torch.zeros(1), 1) if current_ring().rank == 0 else None
+    if message is None:
+        dist.recv(torch.zeros(1), 0)
+    elif not any(message.is_completed() for _ in range(2)):
+        raise ValueError("slow")
+
+
+def test_questions_that_are_repeated_a_few_times_are_counted() -> None:
+    """Before 0.4, a second question at the same line was taken for the first one."""
+    found = explore.scheduler(ask_twice, world_size=2).explore()
+    assert found.order == (0, 0, 0)
+    assert "slow" in found.error
+
+
+def wait_for_all() -> None:
+    """Each rank asks again and again for the message of the previous rank."""
+    ring = current_ring()
+    sent = dist.isend(torch.zeros(1), ring.succ)
+    message = dist.irecv(torch.zeros(1), ring.pred)
+    while not message.is_completed():
+        pass
+    sent.wait()
+
+
+def test_a_loop_of_questions_is_one_question() -> None:
+    """A rank need not ask again in the same state before its message comes."""
+    found = explore.scheduler(wait_for_all, world_size=4).explore()
+    assert (found.left, found.order) == (0, None)
+    assert found.tried < 100
+
+
+def break_down(how: str) -> None:
+    """Rank 0 loops, or kills the process, if the message of rank 2 comes first."""
+    if current_ring().rank > 0:
+        dist.send(torch.zeros(1), 0)
+        return
+    if dist.recv(torch.zeros(1)) == 2:
+        ctypes.string_at(0) if how == "dies" else time.sleep(60)
+    dist.recv(torch.zeros(1))
+
+
+def test_an_order_may_crash_or_exceed_its_limit() -> None:
+    with pytest.raises(RunTimeout, match=r"did not end within limit_s=3 s"):
+        explore.scheduler(break_down, args=("loops",)).explore(limit_s=3)
+    with pytest.raises(RankFailed, match="SIGSEGV"):
+        explore.scheduler(break_down, args=("dies",)).explore()
+
+
 def leave_early() -> None:
     if current_ring().rank == 0:
         dist.recv(torch.zeros(1), 1)
@@ -194,89 +249,158 @@ def test_semantics_and_collectives() -> None:
 # -- random programs, against an independent model
 
 
-def run_program(programs: tuple[Program, ...]) -> None:
-    handles = []
-    for op, peer in programs[current_ring().rank]:
-        tensor = torch.zeros(1)
-        other = None if peer < 0 else peer
-        handle = dist.irecv(tensor, other) if op.endswith("recv") else dist.isend(tensor, peer)
-        if op.startswith("i"):
-            handles.append(handle)
+def run_program(programs: tuple[Program, ...], path: str) -> None:
+    """Runs a rank's program, and appends a line with its values and answers to a file."""
+    rank, handles, seen = current_ring().rank, [], []
+    for position, (op, number) in enumerate(programs[rank]):
+        if op == "test":
+            seen += [float(handle.is_completed()) for handle, _ in handles[number:][:1]]
+            continue
+        tensor = torch.full((1,), 10.0 * rank + position)
+        other = None if number < 0 else number
+        if op.endswith("recv"):
+            handles.append((dist.irecv(tensor, other), tensor))
         else:
-            handle.wait()
-    for handle in handles:
+            handles.append((dist.isend(tensor, number), torch.zeros(1)))
+        if not op.startswith("i"):
+            handles[-1][0].wait()
+    for handle, tensor in handles:
         handle.wait()
+        seen.append(tensor.item())
+    with open(path, "a") as file:  # each order has its own process
+        file.write(f"{os.getpid()} {rank} {seen}\n")
+
+
+Posted = tuple[tuple[int, int], ...]
+Seen = tuple[tuple[float, ...], ...]
 
 
 class Model:
-    """All orders of programs without clocks, threads or tensors.
+    """All interleavings of programs, without clocks, threads or tensors.
 
-    A state holds each rank's position, and the pairs of positions that met.
+    A state holds the steps so far, each a rank and its position, and the answers of each rank.
     """
 
-    def __init__(self, programs: tuple[Program, ...]) -> None:
-        self.programs = programs
+    def __init__(self, programs: tuple[Program, ...], buffered: bool) -> None:
+        self.programs, self.buffered = programs, buffered
         self.ends = functools.cache(self._ends)
 
-    def _ends(self, posted: tuple[tuple[int, int], ...]) -> frozenset[bool]:
-        """Returns whether the program can end, and whether it can get stuck."""
+    def _ends(self, posted: Posted, seen: Seen) -> frozenset[Seen | None]:
+        """Returns the results with which the programs can end, or None if they can get stuck."""
         met = self._match(posted)
         done = {place for pair in met for place in pair}
-        may = [rank for rank in range(len(self.programs)) if self._is_free(rank, posted, done)]
-        if not may:
-            everything = sum(map(len, self.programs))
-            return frozenset({len(posted) == everything == len(done)})
-        after = [self.ends((*posted, (rank, self._position(rank, posted)))) for rank in may]
-        return frozenset().union(*after)
+        if self.buffered:
+            done |= {place for place in posted if self._op(place).endswith("send")}
+        ranks = range(len(self.programs))
+        may = [rank for rank in ranks if self._is_free(rank, posted, done)]
+        if may:
+            return frozenset().union(*(self._go(rank, posted, seen, done) for rank in may))
+        everything = {(rank, at) for rank in ranks for at in range(len(self.programs[rank]))}
+        messages = {place for place in everything if self._op(place) != "test"}
+        if not messages <= done or len(posted) < len(everything):
+            return frozenset({None})
+        sources = {recv: 10.0 * send[0] + send[1] for send, recv in met}
+        values = [
+            tuple(sources.get(place, 0.0) for place in sorted(messages) if place[0] == rank)
+            for rank in ranks
+        ]
+        return frozenset({tuple(one + two for one, two in zip(seen, values, strict=True))})
 
-    def _position(self, rank: int, posted: Any) -> int:
+    def _go(self, rank: int, posted: Posted, seen: Seen, done: set[Any]) -> frozenset[Any]:
+        at = self._position(rank, posted)
+        op, number = self.programs[rank][at]
+        if op == "test":
+            earlier = [one for one in range(at) if self._op((rank, one)) != "test"]
+            answers = tuple(float((rank, one) in done) for one in earlier[number:][:1])
+            mine = (*seen[rank], *answers)
+            seen = (*seen[:rank], mine, *seen[rank + 1 :])
+        return self.ends((*posted, (rank, at)), seen)
+
+    def _op(self, place: tuple[int, int]) -> str:
+        return self.programs[place[0]][place[1]][0]
+
+    def _position(self, rank: int, posted: Posted) -> int:
         return sum(one[0] == rank for one in posted)
 
-    def _is_free(self, rank: int, posted: Any, done: set[Any]) -> bool:
+    def _is_free(self, rank: int, posted: Posted, done: set[Any]) -> bool:
         position = self._position(rank, posted)
-        program = self.programs[rank]
-        if position == len(program):
+        if position == len(self.programs[rank]):
             return False
         before = (rank, position - 1)
-        blocks = position > 0 and not program[position - 1][0].startswith("i")
-        return not blocks or before in done
+        return position == 0 or not self._op(before).startswith(("s", "r")) or before in done
 
-    def _match(self, posted: Any) -> list[tuple[Any, Any]]:
-        """Matches in the order of posts, each time with the oldest operation that fits."""
+    def _match(self, posted: Posted) -> list[tuple[Any, Any]]:
+        """Returns pairs of a send and a recv, each matched with the oldest one that fits."""
         waiting: list[tuple[int, int]] = []
         met = []
         for new in posted:
-            fitting = [old for old in waiting if self._fit(old, new)]
+            fitting = [old for old in waiting if self._fit(old, new) or self._fit(new, old)]
             if fitting:
                 waiting.remove(fitting[0])
-                met.append((fitting[0], new))
-            else:
+                pair = fitting[0], new
+                met.append(pair if self._op(new).endswith("recv") else pair[::-1])
+            elif self._op(new) != "test":
                 waiting.append(new)
         return met
 
-    def _fit(self, one: tuple[int, int], other: tuple[int, int]) -> bool:
-        (op, peer), (op_2, peer_2) = (self.programs[rank][at] for rank, at in (one, other))
-        if op.endswith("send") == op_2.endswith("send"):
-            return False
-        if op.endswith("recv"):
-            return self._fit(other, one)
-        return peer == other[0] and peer_2 in (-1, one[0])
+    def _fit(self, send: tuple[int, int], recv: tuple[int, int]) -> bool:
+        (op, peer), (op_2, peer_2) = (self.programs[rank][at] for rank, at in (send, recv))
+        sides = op.endswith("send") and op_2.endswith("recv")
+        return sides and peer == recv[0] and peer_2 in (-1, send[0])
 
 
-def programs() -> Any:
+def programs(size: int, most: int) -> Any:
     def operations(rank: int) -> Any:
-        others = [peer for peer in range(3) if peer != rank]
+        others = [peer for peer in range(size) if peer != rank]
         send = st.tuples(st.sampled_from(["send", "isend"]), st.sampled_from(others))
         recv = st.tuples(st.sampled_from(["recv", "irecv"]), st.sampled_from([-1, *others]))
-        return st.lists(send | recv, max_size=3).map(tuple)
+        test = st.tuples(st.just("test"), st.integers(0, most - 2))
+        return st.lists(send | recv | test, max_size=most).map(tuple)
 
-    return st.tuples(*map(operations, range(3)))
+    return st.tuples(*map(operations, range(size)))
 
 
-@given(programs())
-def test_the_exploration_finds_a_deadlock_exactly_if_there_is_one(
-    found: tuple[Program, ...],
+@st.composite
+def fitting_programs(draw: Any, size: int, most: int) -> tuple[Program, ...]:
+    """Programs whose messages fit in one interleaving at least, with questions in between."""
+    found: list[list[tuple[str, int]]] = [[] for _ in range(size)]
+    for _ in range(draw(st.integers(1, size * most // 2))):
+        free = [rank for rank in range(size) if len(found[rank]) < most]
+        if len(free) < 2:
+            break
+        src, dst = draw(st.permutations(free))[:2]
+        found[src].append((draw(st.sampled_from(["send", "isend", "isend"])), dst))
+        source = draw(st.sampled_from([-1, -1, src]))
+        found[dst].append((draw(st.sampled_from(["recv", "irecv", "irecv"])), source))
+        if len(found[asker := draw(st.sampled_from(free))]) < most:
+            question = ("test", draw(st.integers(0, len(found[asker]))))
+            found[asker].append(question) if draw(st.booleans()) else None
+    return tuple(map(tuple, found))
+
+
+@given(
+    programs(3, 3) | fitting_programs(3, 3) | fitting_programs(3, 4) | fitting_programs(2, 4),
+    st.booleans(),
+)
+def test_the_exploration_finds_all_results_of_all_interleavings(
+    found: tuple[Program, ...], buffered: bool
 ) -> None:
-    result = explore.scheduler(run_program, args=(found,)).explore()
-    assert (result.order is not None) is (False in Model(found).ends(()))
-    assert result.left == 0 or result.order is not None
+    ends = Model(found, buffered).ends((), ((),) * len(found))
+    with tempfile.NamedTemporaryFile("r") as file:
+        result = explore.scheduler(
+            run_program,
+            world_size=len(found),
+            args=(found, file.name),
+            semantics="buffered" if buffered else "rendezvous",
+        ).explore()
+        lines = [line.split(maxsplit=2) for line in file]
+    assert (result.order is not None) is (None in ends)
+    if result.order is not None:
+        return
+    assert result.left == 0
+    orders: dict[str, dict[str, Any]] = {}
+    for pid, rank, seen in lines:
+        orders.setdefault(pid, {})[rank] = tuple(json.loads(seen))
+    whole = [order for order in orders.values() if len(order) == len(found)]
+    assert {tuple(order[str(rank)] for rank in range(len(found))) for order in whole} == ends
+    assert result.tried <= len(whole)

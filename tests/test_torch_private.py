@@ -47,3 +47,12 @@ def test_torch_has_the_private_names_that_are_used_and_may_lack_each(
                 torch_private.is_message(unknown),
                 torch_private.source_rank(unknown),
             ) == ("", False, -1)
+
+
+def test_a_device_mesh_has_the_names_of_its_groups() -> None:
+    with fake_world():
+        mesh = dist.init_device_mesh("cpu", (1,))
+        assert mesh._dim_group_names == [mesh.get_group().group_name]
+        torch_private.rename_groups_of(mesh, "ended")
+        with pytest.raises(Exception, match="ended"):
+            mesh.get_group()

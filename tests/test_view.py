@@ -121,6 +121,7 @@ def test_the_program_is_small_and_its_lines_are_short() -> None:
     texts = {path.name: path.read_text("utf-8") for path in page.iterdir()}
     assert sum(len(text.encode()) for text in texts.values()) < 200_000
     program = {name for name in texts if name.endswith(".js")}
+    assert sum(len(texts[name].splitlines()) for name in program) <= 3000
     long = {name: max(map(len, texts[name].splitlines())) for name in program}
     assert {name for name in program if long[name] > 100} == set()
 

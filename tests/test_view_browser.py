@@ -140,6 +140,20 @@ def two_that_meet() -> Trace:
     return story.trace()
 
 
+def test_the_legend_follows_a_running_run(open_page: Open) -> None:
+    """It was drawn again only if the number of its entries changed."""
+
+    def computes(name: str) -> Trace:
+        story = Story(1)
+        story.span(0, name, 0, 4)
+        return story.trace()
+
+    shown = open_page(computes("forward"), computes("backward"))
+    live = "new LiveView(view.root, [view.runs[0]]).open(false)"
+    legend = f"(() => {{ const live = {live}; live.renew(view.runs[1]); return live; }})()"
+    assert "backward" in shown.get(f"{legend}.part('legend').textContent")
+
+
 def test_hovering_and_clicking_tell_what_an_event_was(open_page: Open) -> None:
     view = open_page(two_that_meet())
     view.page.mouse.move(*view.at(3))
@@ -723,7 +737,7 @@ def test_steps_bubbles_and_the_critical_path_are_those_of_the_schedule(open_page
     said = view.text("panel")
     assert "interleaved_1f1b" in said
     assert "58.4 s\t17.8 %" in said
-    curve = view.page.locator("#panel canvas").get_attribute("aria-label")
+    curve = view.page.locator("#panel svg").get_attribute("aria-label")
     assert "rank 0 at most 11, rank 1 at most 9" in curve
     rows = view.get("timeline.rows.map(({ group, rank, number }) => [group, rank, number])")
     assert rows[:3] == [[0, 0, 0], [0, 0, 1], [1, 1, 0]]

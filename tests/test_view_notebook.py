@@ -201,12 +201,16 @@ def run_cell(page: Any, number: int, then: str) -> None:
     """Runs a cell and waits for its output."""
     cell = page.locator(".jp-Notebook .jp-CodeCell").nth(number)
 
-    # JupyterLab drops requests that come before it is connected with the kernel
+    # JupyterLab drops requests that come before it is connected with the kernel; on a busy machine
+    # it shows late that it has taken one, and a second request would run the cell twice
     def is_sent() -> bool:
         cell.locator(".cm-content").click()
         page.keyboard.press("Shift+Enter")
-        page.wait_for_timeout(100)
-        return bool(cell.locator(".jp-InputPrompt").inner_text() != "[ ]:")
+        for _ in range(50):
+            page.wait_for_timeout(100)
+            if cell.locator(".jp-InputPrompt").inner_text() != "[ ]:":
+                return True
+        return False
 
     until(is_sent)
     cell.locator(then).first.wait_for()
@@ -322,7 +326,8 @@ def worker():
     while dist.get_rank() and not pathlib.Path("go").exists():
         time.sleep(0.02)
     dist.barrier()
-trace = ringsim.trace(worker, world_size=2, live=True)"""
+# the browser may need longer than the usual limit for a blocked operation
+trace = ringsim.trace(worker, world_size=2, live=True, timeout_s=300)"""
 
 
 @pytest.mark.distributed

@@ -25,6 +25,7 @@ import ringsim
 from ringsim import magics
 from ringsim.errors import RingError
 from ringsim.launch.recorded_cells import name_run, write_run
+from ringsim.launch.sessions import Session
 
 HERE = Path(__file__).resolve().parent
 LESSONS = {
@@ -54,7 +55,7 @@ def record(directory: Path) -> None:
 
 def keep_runs(archive: str) -> None:
     """Makes this kernel record the runs of its cells."""
-    trace, run_cell = ringsim.trace, magics._run_cell
+    trace, run_cell, run = ringsim.trace, magics._run_cell, Session.run
 
     def keep_trace(worker: Any, *, world_size: int, args: Any = (), kwargs: Any = None) -> ringsim.Trace:
         return keep(
@@ -62,14 +63,32 @@ def keep_runs(archive: str) -> None:
         )
 
     def keep_cell(kept: Any, line: str, cell: str) -> ringsim.Trace:
-        ranks = magics._make_parser().parse_args(line.split()).ranks or magics._NUM_RANKS
-        return keep(archive, name_run(cell, ranks), lambda: run_cell(kept, line, cell))
+        options = magics._make_parser().parse_args(line.split())
+        ranks = options.ranks or magics._NUM_RANKS
+        left = (lambda: read_variables(kept.shell.user_ns["ranks"])) if options.keep else list
+        return keep(archive, name_run(cell, ranks), lambda: run_cell(kept, line, cell), left)
+
+    def keep_call(ranks: Session, worker: Any, *args: Any, **kwargs: Any) -> ringsim.Trace:
+        return keep(archive, name_run(worker, len(ranks), args, kwargs), lambda: run(ranks, worker, *args, **kwargs))
 
     vars(ringsim)["trace"], vars(magics)["_run_cell"] = keep_trace, keep_cell
+    Session.run = keep_call  # type: ignore[assignment]
 
 
-def keep(archive: str, name: str, run: Callable[[], ringsim.Trace]) -> ringsim.Trace:
-    """Runs a function, and keeps the record unless there already is one."""
+def read_variables(ranks: Session) -> list[dict[str, Any]]:
+    """Returns the numbers and texts among each rank's variables."""
+    views = [ranks[rank] for rank in range(len(ranks))]
+    found = [{name: getattr(view, name) for name in dir(view)} for view in views]
+    return [{name: value for name, value in each.items() if isinstance(value, int | float | str)} for each in found]
+
+
+def keep(
+    archive: str,
+    name: str,
+    run: Callable[[], ringsim.Trace],
+    left: Callable[[], list[dict[str, Any]]] = list,
+) -> ringsim.Trace:
+    """Runs a function, and keeps the record, with the variables that it left, unless there already is one."""
     shown, failure = io.StringIO(), None
     try:
         with contextlib.redirect_stdout(shown):
@@ -80,7 +99,7 @@ def keep(archive: str, name: str, run: Callable[[], ringsim.Trace]) -> ringsim.T
     assert ast.literal_eval(repr(trace.results)) == trace.results, "plain results only"
     with zipfile.ZipFile(archive, "a", zipfile.ZIP_DEFLATED) as runs:
         if f"{name}.json" not in runs.namelist():
-            write_run(runs, name, anonymous(trace), shown.getvalue(), failure)
+            write_run(runs, name, anonymous(trace), shown.getvalue(), failure, left())
     if failure is not None:
         raise failure
     return trace

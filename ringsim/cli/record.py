@@ -6,7 +6,6 @@ import argparse
 import itertools
 import tempfile
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -187,9 +186,7 @@ def run_script(
     """
     from ringsim.launch.api import make_kind
     from ringsim.launch.job import pack_script
-    from ringsim.launch.live import run_live
-    from ringsim.launch.run import RunOptions
-    from ringsim.launch.run import run as run_job
+    from ringsim.launch.run import RunOptions, run
 
     script = Path(options.script)
     if not options.module and not script.is_file():
@@ -210,10 +207,7 @@ def run_script(
         check=options.check,
     )
     try:
-        ranked = RunOptions(limit_s=options.limit, keep_at=keep_at)
-        if live:
-            return run_live(partial(run_job, job, kind), ranked, ranks)
-        return run_job(job, kind, ranked)
+        return run(job, kind, RunOptions(limit_s=options.limit, keep_at=keep_at, live=live))
     except StartsRanks:
         if options.ranks is not None:
             raise

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
+import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Collection
-from contextlib import closing, nullcontext, suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ringsim.cli.verb import Verbs, add_verb
 from ringsim.errors import ArgumentError, escape
-from ringsim.launch.live import Follower, open_viewer
+from ringsim.launch.ends import is_gone
+from ringsim.launch.live import Follower, show_live
 from ringsim.launch.progress import Progress
-from ringsim.launch.system import look_at_living
 from ringsim.traces.parts import PartReader
+from ringsim.traces.run_parts import read_run
+from ringsim.traces.value import Trace
 
 _POLL_S = 0.05
 
@@ -41,16 +43,18 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
 def run_watch(options: argparse.Namespace) -> int:
     """Lists the runs, or shows one until it ends; returns the exit code."""
     found, listed = [], ""
-    for directory, ranks in find_runs().items():
-        (meta, *_) = ranks.values()
-        command = meta.get("argv", [])
+    for directory, parts in find_runs().items():
+        command = parts[0].meta.get("argv", [])
+        pids = [str(part.meta["pid"]) for part in parts]
         listed += escape(f"\n{directory}: {' '.join(command)}")
-        if options.name in (str(directory), *ranks, *(Path(word).name for word in command)):
-            found.append((directory, ranks.keys(), meta["world_size"]))
+        if options.name in (str(directory), *pids, *(Path(word).name for word in command)):
+            found.append((directory, parts))
     if options.name is None:
         print(f"Your runs:{listed or ' none'}")
     elif len(found) == 1:
-        watch(*found[0])
+        ((directory, parts),) = found
+        trace = show_live(partial(_watch, directory, parts), parts[0].meta["world_size"])
+        print(f"The run has ended.\n{trace.summary()}")
     else:
         raise ArgumentError(
             f"RUN must name exactly one of your runs, got {options.name!r}. Your runs:"
@@ -59,12 +63,9 @@ def run_watch(options: argparse.Namespace) -> int:
     return 0
 
 
-def find_runs() -> dict[Path, dict[str, dict[str, Any]]]:
-    """Returns the running runs of this user (on Linux), by the directory of their records.
-
-    The values are the metadata of the ranks on this machine, by process id.
-    """
-    found = defaultdict[Path, dict[str, Any]](dict)
+def find_runs() -> dict[Path, list[PartReader]]:
+    """Returns the parts of the running runs of this user (on Linux), by their directory."""
+    found = defaultdict[Path, list[PartReader]](list)
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):  # it has ended, or belongs to another user
             process, file = link.parents[1], Path(os.readlink(link))
@@ -72,16 +73,31 @@ def find_runs() -> dict[Path, dict[str, dict[str, Any]]]:
             if file.match("rank-*.events") and not is_parked:
                 part = PartReader(file.parent, int(file.stem.removeprefix("rank-")))
                 part.read_names()
-                found[file.parent][process.name] = part.meta
+                if str(part.meta.get("pid")) == process.name:  # otherwise, it only reads the part
+                    found[file.parent].append(part)
     return found
 
 
-def watch(directory: Path, pids: Collection[str], world_size: int) -> None:
-    """Shows a run until its processes end; the run does not notice."""
-    viewer, progress = open_viewer(world_size), Progress(world_size, live=True)
-    follow = Follower(viewer, world_size)
-    with closing(progress), closing(viewer) if viewer else nullcontext():
-        while any(look_at_living(int(pid)) for pid in pids):
-            progress.update(0, lambda: follow(directory, ""))
+def _watch(directory: Path, found: list[PartReader], follow: Follower) -> Trace:
+    """Follows a run until its processes end, and returns the whole run.
+
+    The run does not notice, and may remove its records as soon as it has ended. This process can
+    still read them, because it keeps them open.
+    """
+    with ExitStack() as stack:
+        links = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringsim-watch-")))
+        progress = Progress(found[0].meta["world_size"], live=True)
+        stack.callback(progress.close)
+        parts = [PartReader(links, part.rank) for part in found]
+        while True:
+            for name in ("rank-*.events", "rank-*.names", "run.json"):
+                for path in directory.glob(name):
+                    link = links / path.name
+                    with suppress(FileNotFoundError):  # the run has just removed it
+                        if not link.is_symlink():
+                            file = stack.enter_context(path.open("rb"))
+                            link.symlink_to(f"/proc/self/fd/{file.fileno()}")
+            if all(is_gone(part) or "end_ns" in part.meta for part in parts):
+                return Trace(*read_run(links))
+            progress.update(0, lambda: follow(links, ""))
             time.sleep(_POLL_S)
-    print("The run has ended.")

@@ -24,14 +24,24 @@ _ENDED = "ended when an earlier call of the session failed. Make it again:"
 
 def end_groups() -> None:
     """Ends all groups of this process; the objects built on them raise an error on use."""
+    note_ended()
+    end_objects()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def note_ended() -> None:
+    """Makes operations of this rank on its present groups raise an error."""
     change_state(ended=weakref.WeakSet([*get_state().ended, *list_groups()]))
+
+
+def end_objects() -> None:
+    """Makes the models and device meshes that this process has built raise an error on use."""
     for thing in gc.get_objects():
         if issubclass(type(thing), DistributedDataParallel):
             thing.register_forward_pre_hook(_refuse_model)
         elif issubclass(type(thing), DeviceMesh):
             rename_groups_of(thing, f"of a device mesh that {_ENDED} init_device_mesh(...)")
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def check_group(group: ProcessGroup) -> None:

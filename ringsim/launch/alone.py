@@ -15,6 +15,7 @@ any time::
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import time
 from multiprocessing.connection import wait
@@ -25,7 +26,7 @@ from ringsim.errors import Interrupted, RankFailed, RingError, RunTimeout
 from ringsim.launch.debugging import answer
 from ringsim.launch.job import ALONE, INTERRUPT, RankKind, pack_caller, start_environment
 from ringsim.launch.output import RankOutput
-from ringsim.launch.ranks import RankSet, get_launcher
+from ringsim.launch.ranks import get_launcher
 from ringsim.launch.results import read_result
 
 _POLL_S = 0.05
@@ -52,29 +53,40 @@ def run_alone(
         RunTimeout: the limit was exceeded; the error's ``trace`` is the partial result.
         RankFailed: the process died.
     """
-    kind = RankKind(1, ALONE, 1.0, ring=False, environment=start_environment())
-    ranks = get_launcher().get_fresh(kind)
+    process = Alone(doing)
     with interrupted_once():
         try:
-            return _Call(ranks, doing).finish(function, args, limit_s)
+            return process.call((pack_caller(), function, args), limit_s)
         finally:
-            ranks.close()
+            process.close()
 
 
-class _Call:
-    """The caller's side of one call."""
+class Alone:
+    """The caller's side of a process, which is used for one call or for those of a session.
 
-    def __init__(self, ranks: RankSet, doing: str) -> None:
-        self._ranks, self._doing = ranks, doing
-        self._channel = ranks.channels[0]
-        self._config = ranks.config
+    Args:
+        doing: the name of a call, for errors.
+
+    Attributes:
+        close: ends the process.
+    """
+
+    def __init__(self, doing: str) -> None:
+        kind = RankKind(1, ALONE, 1.0, ring=False, environment=start_environment())
+        self._ranks, self._doing = get_launcher().get(kind), doing
+        self._channel, self._config = self._ranks.channels[0], self._ranks.config
         self._output = RankOutput(self._config, show=True, show_hidden=False, tag="")
-        self._start_s = time.monotonic()
+        self.close = self._ranks.close
 
-    def finish(self, function: str, args: tuple[Any, ...], limit_s: float | None) -> Any:
-        """Completes the call, and returns its result."""
-        job = pack_caller()
-        self._channel.send_bytes(pickle.dumps((job, function, args)))
+    def send(self, message: Any) -> None:
+        """Sends a message to the process."""
+        with contextlib.suppress(OSError):  # it has died, as reading its channel will show
+            self._channel.send_bytes(pickle.dumps(message))
+
+    def call(self, message: Any, limit_s: float | None) -> Any:
+        """Sends a call, and returns its result."""
+        self._start_s = time.monotonic()
+        self.send(message)
         try:
             value = self._hear(limit_s)
         except KeyboardInterrupt:
@@ -116,7 +128,7 @@ class _Call:
             raise self._describe_death() from None
         if what == "asks":
             asked_s = time.monotonic()
-            self._channel.send_bytes(pickle.dumps(answer(value)))
+            self.send(answer(value))
             self._start_s += time.monotonic() - asked_s  # the limit does not include this time
         if what == "failed":
             self._output.follow(last=True)
@@ -134,7 +146,7 @@ class _Call:
 
     def _explained(self, error: Any) -> Any:
         """Adds the partial result of the process to an error, if it arrives in time."""
-        self._channel.send_bytes(pickle.dumps(INTERRUPT))
+        self.send(INTERRUPT)
         deadline = time.monotonic() + _HAND_OVER_S
         while time.monotonic() < deadline:
             if wait([self._channel], timeout=_POLL_S):

@@ -10,10 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from ringsim.errors import ArgumentError, check_seed, check_worker, is_integer, is_number
+from ringsim.errors import ArgumentError, check_limit, check_seed, check_worker, is_integer
 from ringsim.faults import Degrade, Injection, check_injections
-from ringsim.launch.job import CHECKS, RankKind, pack_call, start_environment
-from ringsim.launch.live import run_live
+from ringsim.launch.job import RankKind, pack_call, refuse_unknown, start_environment
 from ringsim.launch.recorded_cells import is_replaying, name_run, refuse, replay
 from ringsim.launch.run import RunOptions, run
 from ringsim.traces.value import Trace
@@ -111,7 +110,8 @@ def trace(
             terminal. While it waits for you, time stands still for ``limit_s``, ``timeout_s`` and
             the search for stuck ranks. Other limits, such as those of groups that the worker
             creates, continue to run. An operation that exceeds ``timeout_s`` ends the run with
-            ``RunTimeout``, which the worker cannot catch.
+            ``RunTimeout``, which the worker cannot catch. If the run fails, the error's
+            ``locals(2)`` returns the variables of rank 2 as text.
 
     Returns:
         The trace, with events, pictures, and the ``results`` and ``output`` of each rank. With a
@@ -133,28 +133,19 @@ def trace(
         >>> ringsim.trace(lambda: ringsim.current_ring().succ, world_size=3).results
         [1, 2, 0]
     """
-    if check not in CHECKS:
-        raise ArgumentError(f"check must be one of {', '.join(map(repr, CHECKS))}, got {check!r}.")
+    refuse_unknown(check)
     if isinstance(worker_or_path, str | os.PathLike):
-        if live:
-            raise ArgumentError(
-                "live must be omitted with a path, got True: the ranks are already running. To see "
-                "them while they run, use: ringsim watch."
-            )
-        if debug:
-            raise ArgumentError(
-                "debug must be omitted with a path, got True: the ranks are already running. To "
-                "start ranks, pass a function instead of a path."
-            )
-        return _record(Path(worker_or_path), world_size, inject, check)
+        _refuse_with_path(world_size=world_size, inject=inject, live=live, debug=debug)
+        # needs torch, which a launcher of ranks does not load
+        from ringsim.launch.recording import Recording
+
+        return Recording(Path(worker_or_path), check=check)
     check_worker(worker_or_path)
     if is_replaying():
-        return replay(name_run(worker_or_path, world_size, args, kwargs))
+        return replay(name_run(worker_or_path, world_size, args, kwargs), {})
     kind = make_kind(world_size, comm_device, timeout_s, ring=ring, backend=backend)
-    if limit_s is not None and not (is_number(limit_s) and limit_s > 0):
-        raise ArgumentError(
-            f"limit_s must be a positive number of seconds or None, got {limit_s!r}."
-        )
+    if limit_s is not None:
+        check_limit("limit_s", limit_s)
     seed = check_seed(seed, kind.world_size)
     injections = check_injections(inject, kind.world_size)
     if comm_device == "gpu" and any(isinstance(each, Degrade) for each in injections):
@@ -165,12 +156,10 @@ def trace(
     if backend is not None:
         _check_for_mpi(injections, check)
     job = replace(pack_call(worker_or_path, args, kwargs, seed), check=check, inject=injections)
-    options = RunOptions(limit_s=limit_s)
+    options = RunOptions(limit_s=limit_s, live=live)
     if debug:  # time can stand still for ringsim, but not for torch
         job, options = replace(job, debug=True), replace(options, timeout_s=kind.timeout_s)
         kind = replace(kind, timeout_s=_DAY_S)
-    if live:
-        return run_live(functools.partial(run, job, kind), options, kind.world_size)
     return run(job, kind, options)
 
 
@@ -188,24 +177,15 @@ def _check_for_mpi(injections: Sequence[Injection], check: str) -> None:
         )
 
 
-def _record(
-    path: Path, world_size: int | None, inject: Sequence[Injection], check: str
-) -> Recording:
-    """Returns the recording of ranks that are already running."""
-    if world_size is not None:
-        raise ArgumentError(
-            f"world_size must be omitted with a path, got {world_size}: the ranks are already "
-            "running. To start ranks, pass a function instead of a path."
-        )
-    if inject:
-        raise ArgumentError(
-            f"inject must be omitted with a path, got {inject!r}: ringsim can inject faults only "
-            "into ranks that it starts. Omit inject, or pass a function."
-        )
-    # needs torch, which a launcher of ranks does not load
-    from ringsim.launch.recording import Recording
-
-    return Recording(path, check=check)
+def _refuse_with_path(**options: Any) -> None:
+    """Refuses options for ranks that ringsim starts."""
+    for name, value in options.items():
+        if value not in (None, False, ()):
+            raise ArgumentError(
+                f"{name} must be omitted with a path, got {value!r}: the ranks are already "
+                "running. To start ranks, pass a function instead of a path. To see running ranks, "
+                "use: ringsim watch."
+            )
 
 
 def make_kind(
@@ -239,8 +219,7 @@ def make_kind(
         raise ArgumentError(
             'comm_device must be "cpu" with backend="mpi", got "gpu". Omit one of them.'
         )
-    if not is_number(timeout_s) or not timeout_s > 0:
-        raise ArgumentError(f"timeout_s must be a positive number of seconds, got {timeout_s!r}.")
+    check_limit("timeout_s", timeout_s)
     environment = start_environment()
     return RankKind(
         int(world_size), comm_device, float(timeout_s), ring, environment, backend=backend

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ringsim.errors import ArgumentError
 from ringsim.faults import Injection
 
 # a logger: name, level; stream, level and format of handlers
@@ -29,6 +30,12 @@ START_VALUES = re.compile(
 )
 # limit of the source text of notebook cells sent with a call
 _CELL_LINES_BYTES = 1_000_000
+
+
+def refuse_unknown(check: str) -> None:
+    """Checks that ``check`` is one of ``CHECKS``."""
+    if check not in CHECKS:
+        raise ArgumentError(f"check must be one of {', '.join(map(repr, CHECKS))}, got {check!r}.")
 
 
 def start_environment() -> tuple[tuple[str, str], ...]:

@@ -19,26 +19,25 @@ import sys
 import time
 import webbrowser
 from collections.abc import Callable
-from contextlib import closing
-from dataclasses import dataclass, replace
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ringsim.diagnose.lateness import Activity
 from ringsim.diagnose.snapshot import RankRecords, snapshot_of_events
 from ringsim.diagnose.waitfor import hindering
 from ringsim.errors import Interrupted, RingError, name_ranks
 from ringsim.launch.progress import count_progress
-from ringsim.launch.supervisor import RunOptions
 from ringsim.traces.cells import in_notebook
 from ringsim.traces.clocks import count_from
-from ringsim.traces.events import IN_FLIGHT, MARK, SPAN, Events, Ints
+from ringsim.traces.events import IN_FLIGHT, MARK, Events, Ints
 from ringsim.traces.findings import Diagnosis
 from ringsim.traces.matching import CollectiveCalls, match
 from ringsim.traces.parts import PartReader
 from ringsim.traces.run_parts import join_events, make_piece
-from ringsim.traces.units import span_text
 from ringsim.traces.value import Trace
 
 MOST_EVENTS = 5000
@@ -64,15 +63,34 @@ class LiveTrace(Trace):
         return Diagnosis((), self.world_size)
 
     def summary(self) -> str:
-        """Returns the state of each rank, as one line of text per rank."""
-        return _describe_ranks(self)
+        """Returns a line for each rank: its state, since when, and the ranks that it waits for."""
+        events, end_ns, ended = self.events, self.metadata["end_ns"], self.metadata["ended"]
+        snapshot = snapshot_of_events(events, self.world_size, end_ns=end_ns)
+        activity, lines = Activity(events, self.world_size), []
+        for rank, view in enumerate(snapshot.ranks):
+            mine = events.rank == rank
+            if rank in ended:
+                said = "has ended"
+            elif view.awaited:
+                one = view.awaited[0]
+                peers = hindering(snapshot, rank, one)
+                whom = name_ranks(peers) if peers else "the transfer"
+                said = f"waits {one.operation.waited_s:.1f} s for {whom}: {one.operation}"
+            elif mine.any():
+                since_ns = max(events.post_ns[mine].max(), events.done_ns[mine].max())
+                doing = activity.doing(rank, end_ns - 1, end_ns)
+                said = f"is {doing}, for {(end_ns - since_ns) * 1e-9:.1f} s"
+            else:
+                said = "has not begun"
+            lines.append(f"rank {rank} {said}")
+        return "\n".join(lines)
 
 
 class Follower:
     """Follows a run, and shows it while it runs.
 
     Args:
-        viewer: the viewer, from ``open_viewer``.
+        viewer: the viewer, from ``_open_viewer``, or None.
         world_size: the number of ranks.
     """
 
@@ -80,7 +98,7 @@ class Follower:
         self._viewer = viewer
         self._parts: list[PartReader] = []
         self._kept = [RankRecords(MARK) for _ in range(world_size)]
-        self._start_ns: int | None = None
+        self._start_ns = 0  # no event was read yet
 
     def __call__(self, directory: Path, progress: str) -> str:
         """Reads new records, in limited amounts, and shows the run.
@@ -92,18 +110,8 @@ class Follower:
         Returns:
             The text for the terminal, with a line for each rank if there is no viewer.
         """
-        size = len(self._kept)
+        size, pieces = len(self._kept), []
         self._parts = self._parts or [PartReader(directory, rank, size) for rank in range(size)]
-        trace = self._read()
-        trace = replace(trace, progress=progress or count_progress(self._parts) or "running")
-        if self._viewer is None:
-            return f"{trace.progress}\n{trace.summary()}"
-        self._viewer.show(trace)
-        return trace.progress
-
-    def _read(self) -> LiveTrace:
-        """Reads new records, and forgets old events; returns the others."""
-        pieces = []
         for part, its in zip(self._parts, self._kept, strict=True):
             its.add(*part.advance())
             names = {  # only those that occur, which are few
@@ -113,19 +121,23 @@ class Follower:
             pieces.append(make_piece(part.rank, its.records, names, 0, {}))
         events = join_events(pieces)
         keeps = _find_recent(events)
-        ends = np.cumsum([len(its.slots) for its in self._kept])[:-1]
-        for its, kept in zip(self._kept, np.split(keeps, ends), strict=True):
-            its.keep(kept)
-        if self._start_ns is None and len(events):
+        for rank, its in enumerate(self._kept):
+            its.keep(keeps[events.rank == rank])
+        if not self._start_ns and len(events):
             self._start_ns = int(events.post_ns.min())
-        start_ns = self._start_ns or 0
         metadata = {
-            "world_size": len(pieces),
+            "world_size": size,
             "source": "measured",
-            "end_ns": time.monotonic_ns() - start_ns,
+            "end_ns": time.monotonic_ns() - self._start_ns,
             "ended": [part.rank for part in self._parts if "end_ns" in part.meta],
         }
-        return LiveTrace(count_from(events.select(keeps), start_ns), metadata)
+        progress = progress or count_progress(self._parts) or "running"
+        newest = count_from(events.select(keeps), self._start_ns)
+        trace = LiveTrace(newest, metadata, progress=progress)
+        if self._viewer is None:
+            return f"{progress}\n{trace.summary()}"
+        self._viewer.show(trace)
+        return progress
 
 
 def _find_recent(events: Events) -> Ints:
@@ -134,10 +146,8 @@ def _find_recent(events: Events) -> Ints:
     All sides of a message or collective are forgotten together. Otherwise, the remaining operations
     would be matched incorrectly.
     """
-    if len(events) <= MOST_EVENTS:
-        return np.ones(len(events), dtype=bool)
     messages, calls = match(events), CollectiveCalls.of(events)
-    since_ns = np.partition(events.post_ns, -MOST_EVENTS)[-MOST_EVENTS]
+    since_ns = np.sort(events.post_ns)[-MOST_EVENTS:][:1]  # empty if there are no events
     recent = (events.post_ns >= since_ns) | (events.status == IN_FLIGHT)
     if len(events) <= _MOST_KEPT:  # the other side may still be unread
         recent[messages.unmatched] = True
@@ -148,33 +158,7 @@ def _find_recent(events: Events) -> Ints:
     return np.isin(unit, unit[recent])
 
 
-def _describe_ranks(trace: LiveTrace) -> str:
-    """Returns a line for each rank: its state, since when, and the ranks that it waits for."""
-    events, end_ns, ended = trace.events, trace.metadata["end_ns"], trace.metadata["ended"]
-    snapshot = snapshot_of_events(events, trace.world_size, end_ns=end_ns)
-    lines = []
-    for rank, view in enumerate(snapshot.ranks):
-        mine = np.flatnonzero(events.rank == rank)
-        if rank in ended:
-            said = "has ended"
-        elif view.awaited:
-            one = view.awaited[0]
-            peers = hindering(snapshot, rank, one)
-            whom = name_ranks(peers) if peers else "the transfer"
-            said = f"waits {one.operation.waited_s:.1f} s for {whom}: {one.operation}"
-        elif len(mine):
-            spans = mine[(events.kind[mine] == SPAN) & (events.status[mine] == IN_FLIGHT)]
-            names = [span_text(events.tables.labels[label]) for label in events.label[spans]]
-            since_ns = max(events.post_ns[mine].max(), events.done_ns[mine].max())
-            what = ", ".join(names) or "its program"
-            said = f"runs {what} since {(end_ns - since_ns) * 1e-9:.1f} s"
-        else:
-            said = "has not begun"
-        lines.append(f"rank {rank} {said}")
-    return "\n".join(lines)
-
-
-def open_viewer(world_size: int) -> Any:
+def _open_viewer(world_size: int) -> Any:
     """Returns a viewer: a widget in a notebook, or a page if there are a terminal and a browser.
 
     A viewer has a method ``show(trace)``, and ``close()`` for the end. Returns None if there is
@@ -193,22 +177,23 @@ def _has_browser() -> bool:
     """Returns whether there is a browser that does not run in the terminal."""
     if sys.platform == "linux" and not os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"}:
         return False
-    try:
-        webbrowser.get()
-    except webbrowser.Error:
-        return False
-    return True
+    with suppress(webbrowser.Error):
+        return bool(webbrowser.get())
+    return False
 
 
-def run_live(run: Callable[[RunOptions], Trace], options: RunOptions, world_size: int) -> Trace:
-    """Calls ``run`` with options that show the run while it runs, and returns its trace."""
-    viewer = open_viewer(world_size)
-    options = replace(options, doing=Follower(viewer, world_size), live=True)
+def show_live(run: Callable[[Follower], Trace], world_size: int) -> Trace:
+    """Calls ``run`` with a follower, to be called while the run lasts; shows and returns its trace.
+
+    If the run fails, the trace of its error is shown.
+    """
+    viewer = _open_viewer(world_size)
+    follower = Follower(viewer, world_size)
     if viewer is None:
-        return run(options)
+        return run(follower)
     with closing(viewer):
         try:
-            trace = run(options)
+            trace = run(follower)
         except (RingError, Interrupted) as error:
             if error.trace is not None:
                 viewer.show(error.trace)

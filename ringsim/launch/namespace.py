@@ -31,7 +31,6 @@ from ringsim.ring.packing import Pickler, dumps
 from ringsim.state import get_state
 
 MAIN = "__main__"
-_SMALL_BYTES = 1_000_000
 
 
 class _Pickler(Pickler):
@@ -143,10 +142,10 @@ def run_source(source: str, filename: str, space: dict[str, Any]) -> Any:
     return value
 
 
-# -- what a session asks of an idle rank
+# -- the calls that look at variables
 
 
-@dataclass(frozen=True)
+@dataclass
 class Reference:
     """A variable that stays on its rank, because it is large or cannot be sent.
 
@@ -154,13 +153,13 @@ class Reference:
         kind: the name of its type.
         size_bytes: the size of its packed value, or None if it cannot be packed.
         shape: its shape, or None if it has none.
-        fetch: a function that returns the value.
+        fetch: a function that returns the value as ``look`` does.
     """
 
     kind: str
     size_bytes: int | None
     shape: tuple[int, ...] | None
-    fetch: Callable[[], Any] | None = field(default=None, repr=False, compare=False)
+    fetch: Callable[[], Any] = field(default=list, repr=False, compare=False)
 
     def get(self) -> Any:
         """Returns the value itself.
@@ -168,31 +167,30 @@ class Reference:
         Raises:
             RingError: the value cannot be sent.
         """
-        if self.size_bytes is None or self.fetch is None:
+        if self.size_bytes is None:
             raise RingError(
                 f"a {self.kind} cannot be sent from its rank. Use it there, in ranks.run."
             )
-        return self.fetch()
+        ((value,),) = self.fetch()
+        return value
 
 
-def look(name: str, whole: bool) -> Any:
-    """Returns the value of a variable, or a reference if it is large and not wanted as a whole."""
+def look(name: str, most_bytes: float = 1e6) -> list[Any]:
+    """Returns a list of the variable's value or a reference to it, or [] if it is missing."""
     space = find_space()
     if name not in space:
-        rank = get_state().ring.rank
-        raise AttributeError(f"rank {rank} has no variable {name!r}")
+        return []
     value = space[name]
     try:
         size_bytes = len(dumps(value))
     except Exception:  # pickling runs code of the value's class
         size_bytes = None
-    if whole or (size_bytes is not None and size_bytes <= _SMALL_BYTES):
-        return value
-    kind, shape = type(value).__qualname__, getattr(value, "shape", None)
-    return Reference(kind, size_bytes, None if shape is None else tuple(shape))
+    if size_bytes is None or size_bytes > most_bytes:
+        return [Reference(type(value).__qualname__, size_bytes, getattr(value, "shape", None))]
+    return [value]
 
 
-def assign(variables: dict[str, Any]) -> None:
+def assign(**variables: Any) -> None:
     """Sets variables of the program."""
     find_space().update(variables)
 

@@ -9,13 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from ringsim.launch.job import INTERRUPT, Job, RankConfig
 from ringsim.launch.results import write_result
 
-_LINE_BYTES = 65_536  # a pipe holds no more
 _EXPECTED = "ringsim.simulator.simulation:simulate_here"  # most calls are of this function
 
 
@@ -40,7 +40,7 @@ class Process:
     def __init__(self, channel: Connection, config: RankConfig) -> None:
         self.hand_over: Callable[[], Any] | None = None
         self._channel, self._file = channel, config.file("result")
-        self._lines, self._typed = os.pipe()  # the lines that the user types
+        self._heard, self._received = Pipe(duplex=False)  # the caller's messages
         self._lock = threading.RLock()
         self._finished = False
 
@@ -52,10 +52,16 @@ class Process:
     def ask(self, text: str) -> str:
         """Shows a text to the user, and returns the line that the user types."""
         self.say("asks", text)
-        return os.read(self._lines, _LINE_BYTES).decode()
+        return str(self.hear())
+
+    def hear(self) -> Any:
+        """Waits for a message of the caller: a line that the user types, or a further call."""
+        message = self._heard.recv()
+        self._finished = False
+        return message
 
     def finish(self, value: Any, what: str = "result") -> None:
-        """Sends the result, from any thread; only the first result counts."""
+        """Sends the result, from any thread; only the first result of a call counts."""
         with self._lock:
             if self._finished:
                 return
@@ -70,7 +76,7 @@ class Process:
             while True:
                 message = pickle.loads(self._channel.recv_bytes())
                 if message != INTERRUPT:
-                    os.write(self._typed, message.encode())
+                    self._received.send(message)
                 elif self.hand_over is not None:
                     self.finish(self.hand_over(), "handed over")
         except (EOFError, OSError):

@@ -15,9 +15,6 @@ others (``joined``)::
                                    <-----------  WHERE, the user's line
     STOP, when a call has failed   ----------->  shuts its connections, and interrupts the program
                                    <-----------  IDLE, at the end of a session's call
-    DO, between two calls          ----------->  calls a function of ringsim
-                                   <-----------  DO, its result
-    JOIN, after a failed call      ----------->  leaves its groups, and joins the others again
 """
 
 from __future__ import annotations
@@ -37,8 +34,7 @@ SHUT = "shut"
 OVER = "over"
 STOP = "stop"
 IDLE = "idle"
-DO = "do"
-JOIN = "join"
+VARIABLES = "variables"
 
 # time for ranks to report their places: the machine may be busy, and C++ may hold the interpreter
 ANSWER_S = 1.0

@@ -40,7 +40,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 import numpy as np
 import torch
@@ -61,19 +61,30 @@ from ringsim.diagnose.failure import (
     read_verdict,
     report_exception,
 )
+from ringsim.diagnose.variables import describe_error, describe_stack
 from ringsim.errors import RingError
 from ringsim.faults import jitter_of, slowed_by
 from ringsim.launch import process, worlds
 from ringsim.launch.debugging import RankDebugger
 from ringsim.launch.job import ALONE, Job, RankConfig, configure_loggers, show_lines
 from ringsim.launch.namespace import Namespace
-from ringsim.launch.protocol import ASK, DO, IDLE, JOIN, OVER, STOP, WAKE, WAKE_S, WHERE, answer
+from ringsim.launch.protocol import (
+    ASK,
+    IDLE,
+    OVER,
+    STOP,
+    VARIABLES,
+    WAKE,
+    WAKE_S,
+    WHERE,
+    answer,
+)
 from ringsim.launch.results import describe_unpicklable, write_result
 from ringsim.launch.system import shut_connections
-from ringsim.ring.packing import dumps
 from ringsim.ring.printing import restore_output
 from ringsim.ring.ring import initialize
 from ringsim.state import change_state, get_state
+from ringsim.traces.frames import current_frames
 from ringsim.traces.recorder import Recorder
 
 HEAD = "127.0.0.1"
@@ -82,10 +93,10 @@ _PORT_POLL_S = 0.001
 
 def main(channel: Connection, config: RankConfig) -> NoReturn:
     """Runs a rank from start to end, as the launcher requests on ``channel``; does not return."""
-    _name_process("ringsim-parked")
+    name_process("ringsim-parked")
     _redirect_output(config)
     if config.comm_device == ALONE:
-        _name_process("ringsim-clock")
+        name_process("ringsim-clock")
         process.become(channel, config, _enter)
     calls = _Calls(channel, config)
     if config.stays:
@@ -99,20 +110,6 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
     if has_returned:
         calls.inbox.get()  # "bye"
     os._exit(int(not has_returned))  # an interpreter with torch takes 0.2 s to finalize
-
-
-class Left(NamedTuple):
-    """How a call of a session has left its rank.
-
-    Attributes:
-        has_groups: whether the default group exists.
-        begun: the number of optimizer steps that began in the call.
-        done: the number of those that ended.
-    """
-
-    has_groups: bool
-    begun: int
-    done: int
 
 
 class _Calls:
@@ -133,6 +130,7 @@ class _Calls:
         self.inbox = _watch(channel, config, self._say, self._woken)
         _tell_of_threads(self._say)
         self._namespace = Namespace() if config.stays else None
+        self._epoch = 0  # of the groups
         self._port = 0  # of the rendezvous, once the rank has joined the others
         self._kept: list[Any] = []  # objects that must stay alive
         self._has_entered = self._is_interruptible = False
@@ -146,31 +144,23 @@ class _Calls:
         signal.signal(signal.SIGINT, self._interrupt)
         register_optimizer_step_pre_hook(lambda *_: self._steps.update(["begun"]))
         register_optimizer_step_post_hook(lambda *_: self._steps.update(["done"]))
-        self._try_to_join()
-        _name_process("ringsim-idle")
+        name_process("ringsim-idle")
         while (message := self.inbox.get()) != "bye":
-            if message[0] == DO:
-                self._say((DO, self._do(message[1])))
-            elif message == JOIN:
-                self._leave()
-                self._try_to_join()
-            elif message != STOP:  # which came after the call's end
+            if message != STOP:  # which came after the call's end
                 job = pickle.loads(message)
+                if job.epoch != self._epoch:
+                    self._leave()
+                    self._epoch = job.epoch
                 config = replace(self._config, directory=job.directory)
                 _redirect_output(config)
                 self._woken.clear()
                 self._steps.clear()
                 self.run(config, job)
                 _flush_output()
-                _name_process("ringsim-idle")
-                left = Left(dist.is_initialized(), self._steps["begun"], self._steps["done"])
-                self._say((IDLE, left))
+                name_process("ringsim-idle")
+                steps = self._steps["begun"], self._steps["done"]
+                self._say((IDLE, (dist.is_initialized(), steps)))
         os._exit(0)
-
-    def _try_to_join(self) -> None:
-        """Joins the other ranks; an error is raised by the next call, which tries again."""
-        with contextlib.suppress(Exception):
-            self._join()
 
     def _leave(self) -> None:
         """Ends the groups, of which some ranks may be gone."""
@@ -184,15 +174,6 @@ class _Calls:
         """Raises KeyboardInterrupt in the program, but not in ringsim's own work."""
         if self._is_interruptible:
             signal.default_int_handler(number, frame)
-
-    def _do(self, packed: bytes) -> tuple[bool, bytes]:
-        """Calls a packed function outside a run; returns whether it returned, and its result."""
-        assert self._namespace is not None
-        try:
-            function, args = self._namespace.load(packed)
-            return True, dumps(function(*args))
-        except Exception as error:
-            return False, dumps(error)
 
     def _stop(self) -> None:
         """Stops at a breakpoint of the program."""
@@ -222,6 +203,8 @@ class _Calls:
                 stop()
             self._say(("result", _write_result(result, config)))
         except BaseException as error:  # the launcher must receive any error
+            if get_state().debug:
+                self._say((VARIABLES, describe_error(error)))
             self._say(("failed", report_exception(config.rank, error)))
             return False
         return True
@@ -252,7 +235,7 @@ class _Calls:
         self._say(("ready", os.getpid()))
         job = job or pickle.loads(self.inbox.get())
         self._take(job, config, recorder)
-        function = _load(job, config.rank, self._namespace)
+        function = load_job(job, config.rank, self._namespace)
         recorder.hooks.on_imports()
         self._say(("loaded", torch.get_num_threads()))
         if self.inbox.get() != "go":
@@ -270,7 +253,7 @@ class _Calls:
 
         The later calls of a session find the rank as the earlier ones left it.
         """
-        _name_process(f"ringsim-rank{config.rank}")
+        name_process(f"ringsim-rank{config.rank}")
         recorder.world = job.epoch
         if self._has_entered:
             show_lines(job.lines)
@@ -284,6 +267,7 @@ class _Calls:
             self._open_door()
         if job.debug:
             sys.breakpointhook = self._stop
+            change_state(debug=True)
             # processes that the program forks have no channel
             os.register_at_fork(after_in_child=_forget_breakpoints)
         recorder.set_meta("num_threads", torch.get_num_threads())
@@ -327,7 +311,7 @@ def warm_up() -> None:
         recorder.close()
 
 
-def _name_process(name: str) -> None:
+def name_process(name: str) -> None:
     """Names this process for `ps` and `ringsim doctor`, if the system allows it."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:
         comm.write(name)
@@ -394,6 +378,9 @@ def _watch(
         while True:
             try:
                 message = channel.recv()
+                if message == WHERE and get_state().debug:
+                    frames = current_frames()
+                    say((VARIABLES, describe_stack(frames[threading.main_thread().ident or 0])))
                 if message in (ASK, WHERE):
                     say((message, answer(message)))
                 elif message == WAKE:
@@ -525,7 +512,7 @@ def _launcher_variables(config: RankConfig, port: int) -> dict[str, str]:
     }
 
 
-def _load(job: Job, rank: int, namespace: Namespace | None) -> Callable[[], Any]:
+def load_job(job: Job, rank: int, namespace: Namespace | None) -> Callable[[], Any]:
     """Returns the function to run, in the namespace of a session."""
     if job.only is not None and rank not in job.only:
         return lambda: None

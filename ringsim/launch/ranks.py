@@ -34,7 +34,7 @@ from typing import IO, Any
 from ringsim.diagnose.failure import Report, report_death
 from ringsim.errors import RingError
 from ringsim.launch.forkserver import FDS_PER_MESSAGE
-from ringsim.launch.job import RankConfig, RankKind, start_environment
+from ringsim.launch.job import ALONE, RankConfig, RankKind, start_environment
 from ringsim.launch.output import RankOutput
 
 EXIT_S = 5.0  # a killed process is gone much earlier
@@ -104,6 +104,14 @@ class RankSet(ABC):
         """Makes a directory for a session's next call, and returns it."""
         self.directory = Path(tempfile.mkdtemp(prefix="call-", dir=self.home))
         return self.directory
+
+    def find_dead(self) -> list[int]:
+        """Returns the dead ranks of a session, whose channels should be silent between calls."""
+        return [
+            rank
+            for rank, channel in enumerate(self.channels)
+            if any(_at_end(channel) for _ in iter(channel.poll, False))
+        ]
 
     @abstractmethod
     def kill(self) -> None:
@@ -592,6 +600,8 @@ class Launcher:
     def get(self, kind: RankKind, *, keep_at: Path | None = None) -> RankSet:
         """Returns ranks of the given kind, preferably parked ranks.
 
+        The ranks of a session, and a process that runs a function alone, are always new.
+
         Raises:
             RingError: the ranks cannot be started.
         """
@@ -606,22 +616,11 @@ class Launcher:
                 f"cannot start ranks: {error}. Check the limits (ulimit -a) and the disk space."
             ) from None
 
-    def get_fresh(self, kind: RankKind) -> RankSet:
-        """Returns new ranks of the given kind; parked ranks stay parked.
-
-        Raises:
-            RingError: the ranks cannot be started.
-        """
-        if not has_fork_server():
-            return self.get(kind)
-        with self._lock:
-            if self._server is not None and self._server.alive and not self._server.answers():
-                self._retire_server()
-            return ForkedRanks(self._get_server(kind), kind)
-
     def _get_forked(self, kind: RankKind, keep_at: Path | None) -> ForkedRanks:
         with self._lock:
-            parked, self._parked = self._parked, None
+            parked = None
+            if not kind.stays and kind.comm_device != ALONE:  # otherwise, parked ranks stay parked
+                parked, self._parked = self._parked, None
             if self._server is not None and self._server.alive and not self._server.answers():
                 self._retire_server()
             if parked is not None:

@@ -19,6 +19,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from ringsim import errors
@@ -71,30 +72,50 @@ def name_run(
 
 
 def write_run(
-    archive: zipfile.ZipFile, name: str, trace: Trace, shown: str, error: errors.RingError | None
+    archive: zipfile.ZipFile,
+    name: str,
+    trace: Trace,
+    shown: str,
+    error: errors.RingError | None,
+    variables: Sequence[Mapping[str, Any]],
 ) -> None:
     """Adds a run to an archive.
 
-    The record contains its trace, its ranks' results and output, the shown text, and the error
-    that ended it.
+    The record contains its trace, its ranks' results and output, the shown text, the error that
+    ended it, and the variables that it left on the ranks of a session.
     """
     failed = (
         [type(error).__name__, str(error), getattr(error, "rank", None)]
         if error is not None
         else None
     )
-    told = {"results": repr(trace.results), "output": trace.output, "shown": shown, "error": failed}
+    told = {
+        "results": repr(trace.results),
+        "output": trace.output,
+        "shown": shown,
+        "error": failed,
+        "variables": variables,
+    }
     with tempfile.TemporaryDirectory() as directory:
         trace.save(file := Path(directory, f"{name}.ringtrace"), source=True)
         archive.write(file, file.name)
     archive.writestr(f"{name}.json", json.dumps(told))
 
 
-def replay(name: str) -> Trace:
+class RecordedRanks(list[SimpleNamespace]):
+    """The ranks of a session in a replay, each with the variables that a recorded cell left."""
+
+    def run(self, worker: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
+        """Shows a recorded call, like ``ringsim.trace``."""
+        return replay(name_run(worker, len(self), args, kwargs), {})
+
+
+def replay(name: str, space: dict[str, Any]) -> Trace:
     """Shows a recorded run, with the original output of the run.
 
     Args:
         name: the name of the run, from ``name_run``.
+        space: the notebook's variables, in which the run sets ``ranks``.
 
     Returns:
         The trace, with results and output.
@@ -115,6 +136,7 @@ def replay(name: str) -> Trace:
     trace.metadata["source"] = "replayed, measured"
     trace.metadata["notes"].append(_NOTE)
     trace.results[:], trace.output[:] = ast.literal_eval(told["results"]), told["output"]
+    space["ranks"] = RecordedRanks(SimpleNamespace(**each) for each in told["variables"])
     # shown once
     warnings.warn(
         "RINGSIM_REPLAY is set: recorded runs are shown, and nothing runs.",

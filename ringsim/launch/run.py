@@ -6,8 +6,9 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,6 +28,7 @@ from ringsim.diagnose.parting import tell_partings
 from ringsim.diagnose.snapshot import operation_of, until
 from ringsim.errors import Interrupted, RankFailed, RingError, RunTimeout, name_ranks
 from ringsim.launch.job import Job, RankKind
+from ringsim.launch.live import show_live
 from ringsim.launch.ranks import START_S, RankSet, get_launcher
 from ringsim.launch.results import read_result
 from ringsim.launch.supervisor import RunOptions, Supervisor
@@ -80,8 +82,13 @@ class Run(Supervisor):
 
     def finish(self) -> Trace:
         """Runs the job to its end; returns the trace, or raises the error of the run."""
+        if self.options.live:
+            return show_live(self._finish, self.size)
+        return self._finish(self.options.doing)
+
+    def _finish(self, doing: Callable[[Path, str], str] | None) -> Trace:
         try:
-            self.watch()
+            self.watch(doing)
         except KeyboardInterrupt:
             elapsed_s = (time.monotonic_ns() - self.start_ns) / 1e9
             interrupted = Interrupted(f"the run was interrupted after {elapsed_s:.1f} s.")
@@ -189,11 +196,13 @@ class Run(Supervisor):
         if isinstance(error, RankFailed):
             error.rank = diagnosis.findings[0].ranks[0]
         error.trace, error.diagnosis = trace, replace(diagnosis, trace=trace)
+        error.variables = self.variables
         return error
 
     def _explained(self, error: _Error) -> _Error:
         """Adds the recorded trace and its diagnosis to an error."""
         error.trace = self._end_early()
+        error.variables = self.variables
         if error.trace is not None and (found := explain(error.trace)).findings:
             error.diagnosis = found
             reports = self.reports

@@ -44,12 +44,12 @@ from ringsim.launch.debugging import answer
 from ringsim.launch.job import Job
 from ringsim.launch.output import RankOutput
 from ringsim.launch.progress import Progress, count_progress
-from ringsim.launch.protocol import ASK, IDLE, OVER, WAKE_S, WHERE, list_unfinished
+from ringsim.launch.protocol import ASK, IDLE, OVER, VARIABLES, WAKE_S, WHERE, list_unfinished
 from ringsim.launch.ranks import START_S, RankSet
 from ringsim.launch.system import has_proc, look_at_living
 from ringsim.launch.threads import Place, Threads
 from ringsim.launch.watcher import COLLECTIVE_S, POLL_S, LiveRecords, Watcher
-from ringsim.traces.cells import name_cells
+from ringsim.traces.cells import name_cells, rename_places
 from ringsim.traces.events import ERROR
 from ringsim.traces.parts import PartReader
 
@@ -73,7 +73,7 @@ class RunOptions:
             removed at the end.
         doing: a function that returns the text for the progress line, given the run's directory and
             a few words about the progress, or None for these words.
-        live: whether ``doing`` shows the run while it runs.
+        live: whether the run is shown while it runs, instead of the text of ``doing``.
         poll_s: the interval between polls for stuck ranks, in seconds, or None for no polls.
         allows: a function that returns whether the run may continue, given the processes of the
             unfinished ranks, or None for always.
@@ -115,7 +115,8 @@ class Followed:
         seems_dead: whether the rank was dead at the last check, although its channel is open.
         head: its progress, as far as it was read if the supervisor keeps ``timeout_s``.
         since_s: the time of the last change of ``head``, or the last time when it was not blocked.
-        left: how a rank of a session is ready for the next call (``rank.Left``), or None.
+        left: None, or if a rank of a session is ready for the next call, whether its default group
+            exists, and the numbers of optimizer steps that began and ended.
     """
 
     rank: int
@@ -184,6 +185,7 @@ class Supervisor:
         self.verdict: Verdict | None = None
         self.late: list[int] = []
         self.given_up_ns: int | None = None
+        self.variables: dict[int, str] = {}  # by rank, if ranks keep them for an error
         self.unfinished: list[dict[str, Any]] = []
         self.records = LiveRecords(rank_set.directory, self.size)
         self.caught = self.records.caught
@@ -235,8 +237,12 @@ class Supervisor:
         for followed in self.ranks:
             followed.tell(message)
 
-    def watch(self) -> None:
-        """Sends the job; returns when all ranks have answered, or when waiting is pointless."""
+    def watch(self, doing: Callable[[Path, str], str] | None) -> None:
+        """Sends the job; returns when all ranks have answered, or when waiting is pointless.
+
+        The progress line shows the text of ``doing``, as described at ``RunOptions``.
+        """
+        self._doing = doing
         limit_s = self.options.limit_s
         deadline = math.inf if limit_s is None else self._now_s + limit_s
         try:
@@ -453,6 +459,8 @@ class Supervisor:
             self._watcher.hear(one.rank, Threads(*value))
         elif what == WHERE:
             self._places[one.rank] = value
+        elif what == VARIABLES:
+            self.variables[one.rank] = rename_places(value, name_cells(self.job.lines))
         elif what == "woken":
             one.woken = value
         elif what == "result":
@@ -499,7 +507,7 @@ class Supervisor:
 
     def _describe(self) -> str:
         """Returns the text for the progress line."""
-        words, doing = count_progress(self.records.parts), self.options.doing
+        words, doing = count_progress(self.records.parts), self._doing
         for what, numbers in (
             ("the program", [one.num_threads for one in self.ranks]),
             ("torch", [one.pid for one in self.ranks]),

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from ringsim.errors import ArgumentError
+from ringsim.errors import ArgumentError, check_limit
 from ringsim.traces.bandwidths import CEILINGS
 from ringsim.traces.collectives import bus_factor
 from ringsim.traces.events import NONE, Events
@@ -122,11 +122,7 @@ def make_plan(
             f"pattern must be one or more of {', '.join(PATTERNS)}, got {pattern!r}. Pass one "
             "of these names, or a list of them."
         )
-    if isinstance(limit_s, bool) or not isinstance(limit_s, int | float) or not limit_s > 0:
-        raise ArgumentError(
-            f"limit_s must be a positive number of seconds, got {limit_s!r}. Pass, for example, "
-            "limit_s=60."
-        )
+    check_limit("limit_s", limit_s)
     checked = _check_sizes(SIZES if sizes is None else sizes, patterns)
     edges = list_edges(ranks)
     if edge is not None:

@@ -13,10 +13,10 @@ from ringsim.errors import (
     ArgumentError,
     RingError,
     check_duration,
+    check_limit,
     check_seed,
     check_worker,
     is_integer,
-    is_number,
     is_one_of,
     say,
 )
@@ -96,7 +96,8 @@ def simulate(
         debug: whether ``breakpoint()`` in a rank brings its debugger to the caller's cell or
             terminal. Time stands still for all ranks while a rank is stopped. Besides the commands
             of pdb, ``look`` lists what each rank does, and ``op`` runs until any rank, or
-            ``op 2`` until rank 2, is about to post its next operation.
+            ``op 2`` until rank 2, is about to post its next operation. If the run fails,
+            the error's ``locals(2)`` returns the variables of rank 2 as text.
 
     Returns:
         The trace, which holds the events and each rank's ``results`` and ``output``, and which can
@@ -132,11 +133,8 @@ def simulate(
     settings = check_settings(
         Settings(world_size, link, topology, semantics, compute, seed, (), record, stacks), inject
     )
-    if limit_s is not None and not (is_number(limit_s) and limit_s > 0):
-        raise ArgumentError(
-            f"limit_s must be a positive number of seconds or None, got {limit_s!r}. Use None for "
-            "no limit."
-        )
+    if limit_s is not None:
+        check_limit("limit_s", limit_s)
     function = "breakpoints:debug_here" if debug else "simulation:simulate_here"
     return _run(function, pack_worker(worker, args, kwargs), settings, limit_s)
 

@@ -41,6 +41,7 @@ class _DebuggedSimulation(Simulation):
     """
 
     stops: int | None = None
+    _debug = True
 
     def _prepare_process(self) -> None:
         super()._prepare_process()

@@ -22,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
+from typing import Any
 
 from ringsim.compute_costs import stretch
 from ringsim.errors import LONGEST_S, ArgumentError, Deadlock, RingError
@@ -109,8 +110,8 @@ class Clock:
 
     Attributes:
         now: the time in seconds from the start of the run.
-        now_ns: the time in nanoseconds, the unit of traces.
-        ended_ns: the time at which the last rank ended.
+        now_ns: the time since the last ``begin_again`` in nanoseconds, the unit of traces.
+        ended_ns: the time at which the last rank ended, in the same unit.
         current: the running rank.
         ranks: all ranks.
         cores: the cores that ranks share, or None if each rank has its own.
@@ -134,14 +135,14 @@ class Clock:
     ) -> None:
         self.kind = kind
         self.now, self.now_ns, self.ended_ns, self.polls, self.switches = 0.0, 0, 0, 0, 0
-        self.until_s = math.inf
+        self.until_s, self._began_s = math.inf, 0.0
         self.cores: Cores | None = None
         self.measures = measures
         self.in_order = False
         self.give_up: Callable[[str], None] = lambda _: None
         self.refuse_thread: Callable[[], None] = lambda: None
         self.choose: Callable[[], Rank | None] = lambda: None
-        self.halt_poll: Callable[[], None] | None = None
+        self.halt_poll: Callable[[Any], None] | None = None
         self.current = self._outside = Rank(-1, 0, self)
         self.ranks: list[Rank] = []
         self._isolation = isolation
@@ -164,7 +165,7 @@ class Clock:
     def set(self, time_s: float) -> None:
         """Sets the clock to a time."""
         self.now = time_s
-        self.now_ns = round(time_s * 1e9)
+        self.now_ns = round((time_s - self._began_s) * 1e9)
 
     def at(self, time_s: float, *due: Due) -> None:
         """Schedules ranks, or functions that must not wait, for a given time or for now."""
@@ -240,7 +241,7 @@ class Clock:
         while me.errands:
             me.errands.pop(0)()
 
-    def poll(self) -> None:
+    def poll(self, asked: Any) -> None:
         """Gives way until a rank does something other than ask whether an operation is done.
 
         Raises:
@@ -256,7 +257,7 @@ class Clock:
                 "for the missing operation, or use wait(), which reports the missing rank."
             )
         if self.halt_poll is not None:
-            self.halt_poll()
+            self.halt_poll(asked)
             return
         working_s = 0.0
         if asking.issuperset(self._ready):
@@ -283,8 +284,9 @@ class Clock:
         Raises:
             RingError: the machine cannot start enough threads.
         """
+        self.ranks.clear()
         for rank, function in lives:
-            rank.function = function
+            rank.function, rank.ended = function, False
             self.ranks.append(rank)
         self._ready += self.ranks
         self._give_way_to_all()
@@ -295,6 +297,20 @@ class Clock:
                 f"{started:,} threads. "
                 "Simulate fewer ranks, or raise the limits (ulimit -u, pids.max)."
             )
+
+    def rest(self) -> None:
+        """Ends the calling rank's part in a run; returns in the next run."""
+        rank = self.current
+        self.leave(rank)
+        rank.wait_for_baton()
+        self._go_on(rank)
+
+    def begin_again(self) -> None:
+        """Prepares for the next run: forgets what is due, and begins to count ``now_ns`` again."""
+        for due in self._ready, self._later, self._times, self._asking:
+            due.clear()
+        self._stands, self.until_s, self._began_s = False, math.inf, self.now
+        self.now_ns = self.ended_ns = self.polls = 0
 
     def throw(self, rank: Rank, error: BaseException) -> None:
         """Raises an error in a rank, and lets the rank run until it gives way again."""

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import Work
 
+from ringsim.comm.ended_groups import check_group
 from ringsim.comm.python_group import DEFAULT_TIMEOUT, PythonGroup
 from ringsim.simulator.rank import SimulatedRank
 from ringsim.simulator.work import Team
@@ -62,6 +63,7 @@ class SimulatedGroup(PythonGroup):
         self, name: str, arguments: Mapping[str, Any], carried: Sequence[Tensor] | None = None
     ) -> Work:
         """Starts the calling rank's part in a collective."""
+        check_group(self)
         return self._me.begin_collective(name, self.team, arguments, carried)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:

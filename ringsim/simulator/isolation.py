@@ -25,6 +25,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import numpy.random  # loaded before processes are forked
 import torch
 
 

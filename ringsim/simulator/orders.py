@@ -8,108 +8,191 @@ everything that depends on the order, so the same choices always lead to the sam
     rank 1   halted: send to 0                        halted: send to 0
     rank 2   halted: send to 0                        halted: send to 0
 
-Most choices commute. Messages on a channel are matched in the order in which they are posted, so
-only two things depend on the order of different ranks: which of several sends a recv from any
-source receives, and whether an operation is done when its rank asks. These operations are races.
-To try every order, it is enough to try alternatives between races, once for each state.
+Most steps commute. Messages on a channel are matched in the order in which they are posted, so only
+two things depend on the order of different ranks: which of several sends a recv from any source
+receives, and whether an operation is done when its rank asks. In these cases, two steps race.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
+import sys
+import traceback
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringsim.comm.checks import Attempt
+from ringsim.diagnose.variables import describe_stack
 from ringsim.simulator.simulation import Outcome, Simulation, run_in
 from ringsim.traces.cells import rename_places
-from ringsim.traces.events import ANY_SOURCE
+from ringsim.traces.events import ANY_SOURCE, NONE
 from ringsim.traces.value import Trace
 
 _STEP_S = 1e-6  # the virtual time between two choices
-_QUESTION = "is_completed"  # the race between a question and the operations of other ranks
+_Channel = tuple[int | None, ...]
 
 
-class _OrderedSimulation(Simulation):
+class Step(NamedTuple):
+    """The next step of a halted rank.
+
+    Attributes:
+        text: the step in words.
+        channel: the group, source, destination and tag of the operation.
+        sends: whether the rank posts a send.
+        asks: whether the rank asks if the operation is done, instead of posting it.
+        again: whether the rank has asked the same in the same state. ``channel`` then stands for
+            all questions since the last post.
+        cause: the number of the choice that let the rank run to this step, or -1.
+    """
+
+    text: str
+    channel: _Channel
+    sends: bool = False
+    asks: bool = False
+    again: bool = False
+    cause: int = -1
+
+    @property
+    def inbox(self) -> _Channel:
+        """The channel without its source."""
+        group, _, dst, tag = self.channel
+        return group, dst, tag
+
+    def races(self, other: Step, inboxes: Collection[object]) -> bool:
+        """Returns whether the order of two ranks' steps makes a difference.
+
+        Args:
+            other: the other rank's step.
+            inboxes: the channels, without sources, on which a rank receives from any source.
+        """
+        if self.asks is other.asks:
+            return self.sends and other.sends and self.inbox == other.inbox in inboxes
+        pairs = zip(self.channel, other.channel, strict=True)
+        return all(one == two or ANY_SOURCE in (one, two) for one, two in pairs)
+
+
+class Choice(NamedTuple):
+    """A choice: the steps of the halted ranks, the ranks that are asleep, and the chosen rank.
+
+    A halted rank is asleep if its step need not be tried, because other orders begin with it.
+    """
+
+    steps: dict[int, Step]
+    asleep: set[int]
+    rank: int
+
+
+class OrderedSimulation(Simulation):
     """A simulation in which ranks halt before their operations.
 
-    ``more`` of the outcome holds the next operations of the halted ranks in words, the choices, and
-    the races. A choice consists of a number for the state, the ranks worth trying in this state,
-    and the chosen rank. A race is a group, a destination and a tag, or a question.
+    ``more`` of the outcome holds the next steps of the halted ranks in words, the choices, and the
+    channels, without sources, on which ranks receive from any source.
 
     Args:
         order: the ranks to choose.
-        known: the races that are known from other orders, to run to the end, or None to stop when
-            all ranks in ``order`` have been chosen.
+        asleep: the ranks that are asleep before the last choice in ``order``, or None to stop after
+            this choice.
+        inboxes: the channels that are known from other orders.
         run: the arguments of the simulation.
     """
 
-    def __init__(self, order: Iterable[int], known: Collection[object] | None, *run: Any) -> None:
+    def __init__(
+        self, order: Sequence[int], asleep: set[int] | None, inboxes: set[object], *run: Any
+    ) -> None:
         super().__init__(*run)
-        self._order, self._known = iter(order), known
-        self._halted: dict[int, tuple[str, object]] = {}
-        self._choices: list[tuple[int, list[int], int]] = []
-        self._races: set[object] = set()
+        self._order, self._first_asleep, self._asleep = order, asleep, set[int]()
+        self._known, self._inboxes = inboxes, set[object]()
+        self._steps: dict[int, Step] = {}
+        self._choices: list[Choice] = []
+        self._asked: dict[int, tuple[set[object], _Channel]] = {}  # since the last post
         self._clock.choose, self._clock.halt_poll = self._choose, self._halt_poll
         self._outputs.shown = open(os.devnull, "w")  # noqa: SIM115  # until the process ends
 
     def finish(self) -> Outcome:
         """Runs the simulation until no choice is left."""
         outcome = super().finish()
-        halted = {} if outcome.error else {rank: text for rank, (text, _) in self._halted.items()}
-        return replace(outcome, more=(dict(sorted(halted.items())), self._choices, self._races))
+        steps = {} if outcome.error else {rank: step.text for rank, step in self._steps.items()}
+        return replace(outcome, more=(dict(sorted(steps.items())), self._choices, self._inboxes))
 
     def _choose(self) -> Any:
-        if self._reports or not self._halted:
+        if self._reports or not self._steps:
             return None
-        ranks = self._list_alternatives()
-        rank = next(self._order, None if self._known is None else ranks[0])
-        if rank is None:
+        count = len(self._choices)
+        if count < len(self._order):
+            rank, self._asleep = self._order[count], self._first_asleep or set()
+        elif (rank := self._pick()) is None:
             return None
-        self._choices.append((self._number_state(), ranks, rank))
-        del self._halted[rank]
+        self._choices.append(Choice(self._steps.copy(), self._asleep, rank))
+        step = self._steps.pop(rank)
+        self._asleep = {
+            one
+            for one in self._asleep & self._steps.keys()
+            if not step.races(self._steps[one], self._known)
+        }
         self._clock.set(self._clock.now + _STEP_S)
         return self._ranks[rank]
 
-    def _list_alternatives(self) -> list[int]:
-        """Returns the halted ranks, or only a rank whose operation commutes with all others."""
-        known, races = self._known or (), {rank: race for rank, (_, race) in self._halted.items()}
-        ranks = sorted(races, key=lambda rank: (races[rank] == _QUESTION, rank))
-        free = [rank for rank in ranks if races[rank] not in known]
-        return free[:1] if free and _QUESTION not in known else ranks
-
-    def _number_state(self) -> int:
-        """Returns a number that is the same for equal states, in all forks of one server."""
-        events, waiting = self._recorder.read(), self._shared.matcher.waiting()
-        sends = sorted((one.number, one.rank.number, one.peer) for one in waiting if one.sends)
-        halted = tuple(sorted(self._halted.items()))
-        order = tuple(send[1:] for send in sends)
-        return hash((events.rank.tobytes(), events.peer.tobytes(), order, halted))
+    def _pick(self) -> Any:
+        """Returns the next rank, or None if there is no need to go on."""
+        if self._first_asleep is None:
+            return None
+        awake = self._steps.keys() - self._asleep
+        if not awake and all(step.again for step in self._steps.values()):  # they ask forever
+            awake = {*self._steps}
+        return min(awake, key=lambda rank: (self._steps[rank].asks, rank), default=None)
 
     def _on_operation(self, attempt: Attempt) -> None:
-        race: object = (attempt.group, attempt.peer, attempt.tag)
+        rank, sends = self._clock.current.number, attempt.op == "isend"
+        channel = _find_channel(rank, attempt.group, attempt.peer, attempt.tag, sends=sends)
+        step = Step(self._describe(attempt), channel, sends)
         if attempt.peer == ANY_SOURCE:
-            self._races.add((attempt.group, self._clock.current.number, attempt.tag))
-        self._halt(self._describe(attempt), race if attempt.op == "isend" else None)
+            self._inboxes.add(step.inbox)
+        self._asked.pop(rank, None)
+        self._halt(step)
 
-    def _halt_poll(self) -> None:
-        self._races.add(_QUESTION)
-        text = f"{_QUESTION} at {self._find_place(self._clock.current)}"
-        self._halt(rename_places(text, self._cells), _QUESTION)
+    def _halt_poll(self, asked: Any) -> None:
+        rank, group = self._clock.current.number, asked.group.number
+        sends = getattr(asked, "sends", False)
+        channel = _find_channel(rank, group, asked.peer, asked.tag, sends=sends)
+        if self._clock.in_order:  # the operation may be queued behind others of its group
+            channel = (group, *[ANY_SOURCE] * 3)
+        frame = sys._getframe()
+        places = (*(frame.f_lasti for frame, _ in traceback.walk_stack(frame)),)
+        state = id(asked), places, describe_stack(frame)
+        states, before = self._asked.get(rank, (set[object](), channel))
+        if again := state in states:
+            channel = before
+        both = zip(channel, before, strict=True)
+        merged = (*(one if one == two else ANY_SOURCE for one, two in both),)
+        self._asked[rank] = states | {state}, merged
+        is_done = asked.done_s <= self._clock.now
+        if is_done or not all(step.asks for step in self._steps.values()):
+            self._clock.polls = 0  # the rank does not ask forever
+        text = f"is_completed at {self._find_place(self._clock.current)}"
+        self._halt(Step(rename_places(text, self._cells), channel, asks=True, again=again))
 
-    def _halt(self, text: str, race: object) -> None:
-        rank = self._clock.current
-        self._halted[rank.number] = text, race
-        while rank.number in self._halted:
+    def _halt(self, step: Step) -> None:
+        rank = self._clock.current.number
+        self._steps[rank] = step._replace(cause=len(self._choices) - 1)
+        if step.again:
+            self._asleep.add(rank)
+        while rank in self._steps:
             self._clock.pause()
 
     def _judge(self) -> Any:
-        return None if self._halted else super()._judge()
+        return None if self._steps else super()._judge()
 
     def _make_trace(self, *, complete: bool) -> Trace:
-        return super()._make_trace(complete=complete and not self._halted)
+        return super()._make_trace(complete=complete and not self._steps)
 
 
-run_here = partial(run_in, _OrderedSimulation)
+def _find_channel(rank: int, group: int, peer: int, tag: Any, *, sends: bool) -> _Channel:
+    """Returns the group, source, destination and tag; a collective has only a group."""
+    if tag in (None, NONE):
+        return group, None, None, None
+    return (group, rank, peer, tag) if sends else (group, peer, rank, tag)
+
+
+run_here = partial(run_in, OrderedSimulation)

@@ -323,3 +323,8 @@ class SimulatedRank(Rank):
         """Makes the next ``times`` operations of a rank that can never continue raise an error."""
         self._refusal, self._refusals = make_error, times
         self._hooked = True
+
+    def begin_again(self) -> None:
+        """Forgets what a call of a session has left unfinished."""
+        self._refusals, self.batch = 0, None
+        self.errands.clear()

@@ -43,6 +43,7 @@ from ringsim.diagnose.failure import (
 )
 from ringsim.diagnose.parting import tell_partings
 from ringsim.diagnose.snapshot import Snapshot, read_ends, snapshot_of_events
+from ringsim.diagnose.variables import describe_error
 from ringsim.diagnose.verdict import judge, waiting_text, waits_text
 from ringsim.errors import RingError
 from ringsim.faults import fails_at, jitter_of, slowed_by
@@ -179,6 +180,11 @@ class _Outputs:
         """Returns the output so far, by rank."""
         return ["".join(kept) for kept in self._kept]
 
+    def clear(self) -> None:
+        """Forgets the output so far."""
+        for kept in self._kept:
+            kept.clear()
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.shown, name)
 
@@ -218,11 +224,12 @@ class Simulation:
     """
 
     process: Process
+    _debug = False  # whether an error keeps the variables of ranks
     # called on the rank that is about to post an operation
     _on_operation: Callable[[Attempt], None] | None = None
 
     def __init__(self, packed: bytes, settings: Settings, cells: Mapping[str, str]) -> None:
-        self._packed, self._settings, self._cells = packed, settings, cells
+        self._settings = settings
         self._size = size = settings.world_size
         self._members = tuple(range(size))  # the rings of all ranks share this tuple
         self._isolation = Isolation(settings.seed)
@@ -247,20 +254,29 @@ class Simulation:
         self._worlds = Worlds(self._shared, size, self._isolation)
         self._ranks = [self._make_rank(number) for number in range(size)]
         self._outputs = _Outputs(clock, size)
-        self._results: list[bytes] = [dumps(None)] * size
-        self._returned: set[int] = set()
-        self._reports: list[Report] = []
-        self._stuck: frozenset[int] = frozenset()  # the ranks that had to be ended
-        self._given_up_ns: int | None = None  # the time at which they were ended
         self.give_up: Callable[[Outcome], None] = lambda _: None
         clock.give_up = self._report_wait
+        self._begin(packed, cells)
+
+    def _begin(self, packed: bytes, cells: Mapping[str, str]) -> None:
+        self._packed, self._cells = packed, cells
+        self._begin_slot = self._recorder.bookmark()
+        self._results: list[bytes] = [dumps(None)] * self._size
+        self._returned: set[int] = set()
+        self._reports: list[Report] = []
+        self._variables: dict[int, str] = {}  # by rank
+        self._stuck: frozenset[int] = frozenset()  # the ranks that had to be ended
+        self._given_up_ns: int | None = None  # the time at which they were ended
 
     def finish(self) -> Outcome:
         """Runs the simulation to its end, and returns the outcome."""
         self._prepare_process()
+        return self._run()
+
+    def _run(self) -> Outcome:
         with simulated_states():
             stop = watch(self._clock)
-            self._clock.run([(rank, self._make_life(rank)) for rank in self._ranks])
+            self._clock.run([(rank, functools.partial(self._live, rank)) for rank in self._ranks])
             error = self._judge()
             stop()
         if error is None and self._reports:
@@ -270,6 +286,7 @@ class Simulation:
             if (found := explain(error.trace)).findings:
                 error.diagnosis = found
         if error is not None:
+            error.variables = self._variables
             return Outcome(error.trace, error, error.diagnosis)
         return Outcome(self._make_trace(complete=True))
 
@@ -312,28 +329,35 @@ class Simulation:
         fails = fails_at(settings.inject, number)
         return SimulatedRank(self._shared, number, self._size, settings.seed + number, fails)
 
-    def _make_life(self, rank: SimulatedRank) -> Callable[[], None]:
-        """Returns the function that a rank runs."""
+    def _live(self, rank: SimulatedRank) -> None:
+        """Runs the worker on a rank."""
+        try:
+            result = call_to_end(self._load(rank))
+            if self._clock.measures:
+                self._clock.pay()
+            self._results[rank.number] = _pack_result(result, rank)
+            self._returned.add(rank.number)
+        except BaseException as error:
+            if self._debug:
+                text = describe_error(error)
+                self._variables[rank.number] = rename_places(text, self._cells)
+            if isinstance(error, Ended):
+                return
+            if not self._reports:
+                self._clock.until_s = self._clock.now + GRACE_S
+            self._reports.append(report_exception(rank.number, error, self._clock.now_ns))
 
-        def live() -> None:
-            try:
-                enter_rank(self._make_state(rank))
-                self._worlds.join(rank)
-                _set_variables(rank.number, self._size)
-                worker, args, kwargs = pickle.loads(self._packed)
-                result = call_to_end(functools.partial(worker, *args, **kwargs))
-                if self._clock.measures:
-                    self._clock.pay()
-                self._results[rank.number] = _pack_result(result, rank)
-                self._returned.add(rank.number)
-            except Ended:
-                pass
-            except BaseException as error:
-                if not self._reports:
-                    self._clock.until_s = self._clock.now + GRACE_S
-                self._reports.append(report_exception(rank.number, error, self._clock.now_ns))
+    def _load(self, rank: SimulatedRank) -> Callable[[], Any]:
+        """Prepares a rank, and returns the function that it calls."""
+        self._enter(rank)
+        worker, args, kwargs = pickle.loads(self._packed)
+        return functools.partial(worker, *args, **kwargs)
 
-        return live
+    def _enter(self, rank: SimulatedRank) -> None:
+        """Gives the calling rank its state, groups and variables."""
+        enter_rank(self._make_state(rank))
+        self._worlds.join(rank)
+        _set_variables(rank.number, self._size)
 
     def _die(self, code: int) -> NoReturn:
         """Ends the calling rank as its process would end, without unwinding the stack.
@@ -354,10 +378,9 @@ class Simulation:
         rank.wait_for_baton()
         raise AssertionError  # the rank never gets the baton again
 
-    def _make_state(self, rank: SimulatedRank) -> RankState:
-        size, number, settings = self._size, rank.number, self._settings
-        inject, pairs = settings.inject, self._worlds.pairs
-        ring = Ring(
+    def _make_ring(self, number: int) -> Ring:
+        size, pairs = self._size, self._worlds.pairs
+        return Ring(
             number,
             size,
             (number - 1) % size,
@@ -369,9 +392,13 @@ class Simulation:
             port=_PORT,
             in_order=self._clock.in_order,
         )
+
+    def _make_state(self, rank: SimulatedRank) -> RankState:
+        number, settings = rank.number, self._settings
+        inject = settings.inject
         costs = self._costs
         return RankState(
-            ring=ring,
+            ring=self._make_ring(number),
             recorder=self._recorder if settings.record else None,
             hidden_output=self._outputs.hide,
             undo_print=Quiet(number),
@@ -403,7 +430,7 @@ class Simulation:
             self._end(stuck)
             return None
         self._write_waiting()
-        events = self._recorder.read()
+        events = self._recorder.read(since=self._begin_slot)
         snapshot = snapshot_of_events(
             events,
             self._size,
@@ -492,7 +519,7 @@ class Simulation:
 
     def _make_trace(self, *, complete: bool) -> Trace:
         """Creates the trace from the events recorded so far."""
-        events = self._recorder.read()
+        events = self._recorder.read(since=self._begin_slot)
         tables = events.tables
         files = tuple(rename_file(name, self._cells) for name in tables.files)
         labels = tuple(rename_places(label, self._cells) for label in tables.labels)

@@ -270,8 +270,8 @@ class SimulatedWork(Work):
         If the operation is not done, the other ranks run for a moment.
         """
         clock = self.rank.clock
-        if self.done_s > clock.now:
-            clock.poll()
+        if self.done_s > clock.now or clock.halt_poll is not None:
+            clock.poll(self)
         if self.done_s > clock.now:
             return False
         if self.error is None:  # an error is left for the wait to raise

@@ -149,13 +149,21 @@ class Worlds:
         shared.clock.refuse_thread = self._refuse_thread
         self._teams: list[Team] = []
         self._generations: list[_Generation] = []
+        self.pairs: list[SimulatedGroup] = []
         self._registered: dict[str, Any] = {}
         self._register_in_cpp: Callable[..., None] = getattr(*REGISTER)
         self._unregister_in_cpp: Callable[[str], None] = getattr(*UNREGISTER)
         self._post = shared.recorder.make_post(_NEW_GROUP)
-        self._begin_generation()
-        self.pairs = self._make_pairs() if size > 1 else []
+        self.begin_again()
         self._install()
+
+    def begin_again(self) -> None:
+        """Makes the world and the ring of all ranks, and leaves the earlier ones."""
+        self._teams.clear()
+        self._first = len(self._generations)  # the generation that ranks join at first
+        self._begin_generation()
+        if len(self._ranks) > 1:
+            self.pairs = self._make_pairs()
 
     @property
     def teams(self) -> list[Team]:
@@ -195,7 +203,7 @@ class Worlds:
         for rank in self._ranks:
             pair = rank, (rank + 1) % len(self._ranks)
             name = pair_name(pair)
-            team = self._make_team(name, tuple(sorted(pair)), 0)
+            team = self._make_team(name, tuple(sorted(pair)), self._first)
             pairs.append(SimulatedGroup(team, name, name, self.make_group))
         return pairs
 
@@ -300,7 +308,8 @@ class Worlds:
     def join(self, rank: SimulatedRank) -> None:
         """Adds the calling rank to the world and its ring."""
         self._world.begin(self._clock)
-        self._enter(self._generations[0].default)
+        self._world.generation = self._first
+        self._enter(self._generations[self._first].default)
         if self.pairs:
             for pair in (self.pairs[rank.number - 1], self.pairs[rank.number]):
                 self._list(pair)

@@ -539,9 +539,12 @@ class Recorder:
         mine: Ints = records[(records["status"] != 0) & (records["thread"] == self._who())]
         return mine
 
-    def read(self, rank: int | None = None) -> Events:
-        """Returns the events in memory, ordered by rank, or only the events of ``rank``."""
-        records = self._store.records[: self._claim() // _WORDS]
+    def read(self, rank: int | None = None, since: int = 0) -> Events:
+        """Returns the events in memory, ordered by rank.
+
+        With ``rank``, only this rank's events; with ``since``, only those after a bookmark.
+        """
+        records = self._store.records[since // _WORDS : self._claim() // _WORDS]
         wanted = records["status"] != 0
         records = records.compress(wanted if rank is None else wanted & (records["thread"] == rank))
         # take is faster than indexing

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ringsim.traces.items import Event
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
-
-
-def list_posted(trace: Trace) -> list[Event]:
-    """Returns the operations that are posted but not done."""
-    return [event for event in trace if event.status != "ok"]
 
 
 def say_standing(trace: Trace, states: Mapping[int, str]) -> str:
@@ -24,6 +18,7 @@ def say_standing(trace: Trace, states: Mapping[int, str]) -> str:
     lines = [f"rank {rank} {state}" for rank, state in states.items()]
     lines += [
         f"{event}, {'posted' if event.wait_ns is None else 'blocked'}"
-        for event in list_posted(trace)
+        for event in trace
+        if event.status != "ok"
     ]
     return "\n".join([*lines, f"matched: {count(len(trace.messages), 'message')}"])

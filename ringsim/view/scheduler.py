@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import html
 import pickle
-import random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ringsim.errors import ArgumentError, Deadlock, PeerExited
 from ringsim.launch.alone import run_alone
@@ -13,13 +12,9 @@ from ringsim.launch.job import pack_caller
 from ringsim.simulator.settings import Settings
 from ringsim.traces.cells import name_cells
 from ringsim.traces.findings import Diagnosis
-from ringsim.traces.items import Event
-from ringsim.traces.standing import list_posted, say_standing
+from ringsim.traces.standing import say_standing
 from ringsim.traces.units import count
 from ringsim.view.html import draw_still
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 class Exploration(NamedTuple):
@@ -91,7 +86,7 @@ class Scheduler:
         return self
 
     def explore(
-        self, *, most: int = 10_000, seed: int = 0, limit_s: float | None = None
+        self, *, most: int = 100_000, seed: int = 0, limit_s: float | None = None
     ) -> Exploration:
         """Tries every order from the start, until one fails.
 
@@ -111,48 +106,17 @@ class Scheduler:
         Raises:
             RunTimeout: the time limit was exceeded.
         """
-        draw, races = random.Random(seed), set[object]()
-        while True:
-            tried, left, seen = 0, [()], set[int]()
-            while left and tried < most:
-                begin: tuple[int, ...] = left.pop(draw.randrange(len(left)))
-                outcome = self._run(begin, races, limit_s=limit_s)
-                tried += 1
-                _, choices, found = outcome.more
-                order = tuple(rank for *_, rank in choices)
-                if outcome.error is not None:
-                    return Exploration(tried, len(left), order, str(outcome.error))
-                if not found <= races:
-                    break
-                for step in range(len(begin), len(order)):
-                    state, ranks, chosen = choices[step]
-                    if state in seen:
-                        break
-                    seen.add(state)
-                    left += [(*order[:step], rank) for rank in ranks if rank != chosen]
-            else:
-                return Exploration(tried, len(left))
-            races |= found  # begin again, because more operations affect each other
+        tried, left, how = self._call("exploration:explore_here", most, seed, limit_s)
+        if how is None:
+            return Exploration(tried, left)
+        outcome = self._run(*how, limit_s=limit_s)
+        order = tuple(choice.rank for choice in outcome.more[1])
+        return Exploration(tried, left, order, str(outcome.error))
 
     @property
     def possible(self) -> tuple[int, ...]:
         """The ranks that may go."""
         return tuple(self.next)
-
-    @property
-    def posted(self) -> list[Event]:
-        """The operations that are posted but not done."""
-        return list_posted(self.trace)
-
-    @property
-    def blocked(self) -> list[Event]:
-        """The operations that ranks wait for."""
-        return [event for event in self.posted if event.wait_ns is not None]
-
-    @property
-    def matched(self) -> pd.DataFrame:
-        """The table of messages so far."""
-        return self.trace.to_pandas("messages")
 
     @property
     def deadlock(self) -> Diagnosis | None:
@@ -203,14 +167,17 @@ class Scheduler:
 
     def _go_to(self, order: tuple[int, ...]) -> None:
         """Runs the worker again from its start, with the given choices."""
-        outcome = self._run(order, None)
+        outcome = self._run(order, None, set())
         self.order, self.trace, self.error = order, outcome.trace, outcome.error
         self.next: dict[int, str] = outcome.more[0]
 
     def _run(self, *how: Any, limit_s: float | None = None) -> Any:
-        run = *how, self._packed, self._settings, name_cells(pack_caller().lines)
-        outcome = run_alone("ringsim.simulator.orders:run_here", *run, limit_s=limit_s)
+        outcome = self._call("orders:run_here", *how, limit_s=limit_s)
         if outcome.trace is None:  # an argument is invalid
             raise outcome.error
         outcome.trace.results[:] = map(pickle.loads, outcome.trace.results)
         return outcome
+
+    def _call(self, function: str, *how: Any, limit_s: float | None = None) -> Any:
+        run = *how, self._packed, self._settings, name_cells(pack_caller().lines)
+        return run_alone(f"ringsim.simulator.{function}", *run, limit_s=limit_s)

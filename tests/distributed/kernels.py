@@ -24,11 +24,14 @@ class Reply:
 
     def __init__(self, outputs: Iterator[Output]) -> None:
         self.text, self.errors, self.shown, self.value = "", [], [], ""
+        self.messages: list[dict[str, Any]] = []  # to widgets
         for kind, content in outputs:
             if kind == "stream":
                 self.text += content["text"]
             elif kind == "error":
                 self.errors.append(_COLOURS.sub("", "\n".join(content["traceback"])))
+            elif kind == "comm_msg":
+                self.messages.append(content["data"])
             elif "display_id" not in content.get("transient", {}):
                 # other outputs are progress lines
                 self.shown.append(content)
@@ -58,7 +61,7 @@ class Kernel:
             kind, content = message["msg_type"], message["content"]
             if kind == "status" and content["execution_state"] == "idle":
                 return
-            if kind in ("stream", "error", "execute_result", "display_data"):
+            if kind in ("stream", "error", "execute_result", "display_data", "comm_msg"):
                 yield kind, content
 
 

@@ -47,6 +47,25 @@ def receive_first() -> Any:
     return arriving.tolist()
 
 
+def first_contact() -> Any:
+    """Passes a token along the ring five times; returns the seconds that each pass took."""
+    ring = ringsim.current_ring()
+    token = torch.zeros(1, device=ring.device)
+    torch.cuda.synchronize()
+    passes_s = []
+    for _ in range(5):
+        begin_s = time.perf_counter()
+        if ring.rank == 0:
+            dist.send(token, ring.succ, group=ring.succ_group)
+            dist.recv(token, ring.pred, group=ring.pred_group)
+        else:
+            dist.recv(token, ring.pred, group=ring.pred_group)
+            dist.send(token, ring.succ, group=ring.succ_group)
+        torch.cuda.synchronize()
+        passes_s.append(time.perf_counter() - begin_s)
+    return passes_s
+
+
 def batch() -> Any:
     """Sends and receives in one batch on all ranks, three times."""
     ring = ringsim.current_ring()
@@ -126,7 +145,8 @@ def hang() -> Any:
 
 
 JOBS: dict[str, Callable[[], Any]] = {
-    job.__name__: job for job in (receive_first, batch, pipeline, replicas, data_parallel, hang)
+    job.__name__: job
+    for job in (receive_first, first_contact, batch, pipeline, replicas, data_parallel, hang)
 }
 
 

@@ -151,7 +151,10 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.Monk
     table = ringsim.bandwidth(sizes=sizes, edge=(0, 1), ceilings=False, limit_s=600, timeout_s=29.0)
     check_columns(table.select(table.columns["size_bytes"] == 8).columns)
     assert table.metadata["interrupted"]
-    assert "interrupted: the table contains only the results up to then." in table.metadata["notes"]
+    assert (
+        "the run was interrupted; the table contains only the results so far."
+        in table.metadata["notes"]
+    )
     assert not any("limit_s" in note for note in table.metadata["notes"])
 
 

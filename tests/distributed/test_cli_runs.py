@@ -57,7 +57,7 @@ def test_demo_learns_records_and_draws(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_generate_measures_and_draws(capsys: Captured) -> None:
     assert main(["generate", "-n", "2", "--tokens", "4", "--job-ms", "2", "--compare"]) == 0
     shown = capsys.readouterr().out
-    assert "14 messages of states and tokens" in shown  # 2 batches x (4 tokens x 2 edges - 1)
+    assert "14 messages with states and tokens" in shown  # 2 batches x (4 tokens x 2 edges - 1)
     line = r"(\w+), (\d) inner iterations?: a stage works (\d+)% .* at most (\d+)%"
     compared = re.findall(line, shown)
     most_of = [f"{kind} {turns}: {most}" for kind, turns, _, most in compared]

@@ -73,4 +73,4 @@ def test_parts_of_a_rank_that_died_come_and_stay(
     for names in other.glob("*.names"):
         names.write_text(names.read_text().replace(trace.metadata["run_id"], "another"))
     assert main(["merge", file, str(first), str(other)]) == 1
-    assert "cannot merge parts of different runs" in capsys.readouterr().err
+    assert "cannot merge parts from different runs" in capsys.readouterr().err

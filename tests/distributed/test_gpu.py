@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from matplotlib.text import Text
 from one_gpu_rank import make_step
 from rank_server import free_port
 from torch import nn
@@ -25,6 +27,7 @@ from ringsim.schedules import SCHEDULE_NAMES
 
 GPUS = torch.cuda.device_count() if dist.is_nccl_available() else 0
 pytestmark = [
+    pytest.mark.gpu,
     pytest.mark.usefixtures("nothing_left_behind"),
     pytest.mark.skipif(
         GPUS == 0, reason="needs a GPU and a CUDA build of torch: this machine has none"
@@ -105,16 +108,21 @@ def test_more_ranks_than_gpus_are_refused() -> None:
 
 
 def run(job: str, directory: Path, ranks: int, **more: str) -> list[tuple[int, str]]:
-    """Runs a job of ``one_gpu_rank.py`` on ranks that share a GPU.
+    """Runs a job of ``one_gpu_rank.py`` on ranks that share a GPU; see ``run_command``."""
+    program = str(Path(__file__).with_name("one_gpu_rank.py"))
+    return run_command([program, job, str(directory)], ranks, **more)
+
+
+def run_command(arguments: list[str], ranks: int, **more: str) -> list[tuple[int, str]]:
+    """Runs Python on ranks that share a GPU.
 
     Returns each rank's exit code and output.
     """
     common = {"LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", **more}
     common |= {"MASTER_PORT": str(free_port()), "NCCL_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    program = str(Path(__file__).with_name("one_gpu_rank.py"))
     processes = [
         subprocess.Popen(
-            [sys.executable, program, job, str(directory)],
+            [sys.executable, *arguments],
             env={**os.environ, **common, "RANK": str(rank), "NCCL_HOSTID": f"of rank {rank}"},
             text=True,
             stdout=subprocess.PIPE,
@@ -150,6 +158,26 @@ def test_ranks_on_one_gpu_may_receive_first(ranks: int, tmp_path: Path) -> None:
     assert not trace.unmatched
     said = "".join(trace.metadata["not_recorded"])
     assert said.count("the times of 2 operations come from CUDA events") == ranks, said
+
+
+def test_only_the_first_messages_of_a_ring_connect_its_ranks(tmp_path: Path) -> None:
+    results, trace = results_of("first_contact", tmp_path)
+    for first_s, *later_s in results:
+        assert first_s > 3 * statistics.median(later_s), results
+    assert len(trace.messages) == 10
+
+
+def test_a_measured_curve_of_ranks_on_one_gpu_is_labelled(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.json"
+    command = "-m ringsim bandwidth --device gpu --no-ceilings --sizes 8,64K,16M --limit 15 -o"
+    ended = run_command([*command.split(), str(file)], 2)
+    assert [code for code, _ in ended] == [0, 0], "\n".join(output for _, output in ended)
+    table = ringsim.traces.bandwidths.load(file)
+    measured = table.to_pandas().query("kind == 'measured'")
+    assert set(measured["backend"]) == {"nccl"}
+    assert set(measured["size_bytes"]) == {8, 1 << 16, 1 << 24}
+    labels = [text.get_text() for text in table.plot().figure.findobj(Text)]
+    assert any("NCCL over sockets, one GPU" in label for label in labels), labels
 
 
 def test_batches_go_round_and_their_messages_are_paired(tmp_path: Path) -> None:

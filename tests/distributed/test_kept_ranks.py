@@ -179,6 +179,28 @@ def test_output_is_tagged_and_comes_while_the_cell_runs(kernel: Kernel, tmp_path
     assert sorted(rest.text.splitlines()) == [f"[rank {rank}] ends" for rank in range(3)]
 
 
+@pytest.mark.parametrize("ranks", ["--keep", "-n 2"])
+def test_a_cell_is_shown_while_it_runs(kernel: Kernel, tmp_path: Path, ranks: str) -> None:
+    told = tmp_path / "told"
+    outputs = kernel.follow(
+        kernel.client.execute(
+            f"%%ring {ranks} --live\nimport os, time\n"
+            f"while not os.path.exists({str(told)!r}):\n    time.sleep(0.01)\n'the end'"
+        )
+    )
+    live = 0
+    while live < 3:  # pieces for the widget
+        kind, content = next(outputs)
+        message = content["data"] if kind == "comm_msg" else {}
+        live += message.get("content") == {"live": True}
+    told.touch()
+    rest = Reply(outputs)
+    assert rest.errors == []
+    assert "version" in rest.messages[-1]["content"]  # the whole run
+    assert rest.value.startswith("Trace of ")
+    assert "'the end'" in kernel.run("trace.results").value
+
+
 # -- cells that fail
 
 
@@ -288,6 +310,44 @@ def test_ranks_that_have_ended_are_not_replaced_in_silence(kernel: Kernel) -> No
     (error,) = kernel.run("%%ring --keep\nx").errors
     assert error.startswith("ArgumentError: no ranks are kept; kept ranks end after an hour")
     assert results(kernel, "%%ring -n 3 --keep\nring.rank") == "[0, 1, 2]"
+
+
+def test_simulated_ranks_stay(kernel: Kernel) -> None:
+    (error,) = kernel.run("%%ring --keep --sim\n1").errors
+    assert error.startswith("ArgumentError: this notebook keeps real ranks. Leave --sim out")
+    assert "--sim needs --keep. Usage: %%ring" in kernel.run("%%ring --sim\n1").text
+    kernel.run("%ring stop")
+    reply = kernel.run(
+        "%%ring -n 3 --keep --sim\nimport torch, torch.distributed as dist\nx = ring.rank\n"
+        "print('here is', x)"
+    )
+    assert sorted(reply.text.splitlines()) == [f"[rank {rank}] here is {rank}" for rank in range(3)]
+    sum_up = (
+        "%%ring --keep\ntotal = torch.ones(1) * x\ndist.all_reduce(total)\nx += 1\ntotal.item()"
+    )
+    assert results(kernel, sum_up) == "[3.0, 3.0, 3.0]"
+    kernel.run("rate = 3")
+    assert results(kernel, "%%ring 1\nx + rate") == "[None, 5, None]"
+    (error,) = kernel.run("%%ring --keep\ndist.recv(torch.empty(1), ring.pred)").errors
+    assert error.startswith("Deadlock: deadlock: ranks 0, 2 and 1 wait for each other.")
+    assert error.endswith("The session goes on.")
+    assert results(kernel, sum_up) == "[6.0, 6.0, 6.0]"
+    assert kernel.run("%ring pull x").value == "[2, 3, 4]"
+    assert complete(kernel, "ranks[2].tot") == [".total"]
+    first, line = kernel.run("%ring").text.splitlines()
+    assert first.startswith("3 ranks, ")
+    assert re.fullmatch(r"ranks 0, 1 and 2: process \d+, [\d.]+ MiB", line)
+    message = kernel.client.execute("%%ring --keep\nwhile True: pass")
+    time.sleep(1)
+    kernel.manager.interrupt_kernel()
+    (error,) = Reply(kernel.follow(message)).errors
+    assert error.startswith("Interrupted: the simulation was interrupted after ")
+    assert "ranks 0, 1 and 2 started again, without variables" in error
+    (error,) = kernel.run("%%ring --keep\ntotal").errors
+    assert "NameError: name 'total' is not defined" in error
+    (pid,) = ranks_of(kernel)
+    kernel.run("%ring stop")
+    assert until(lambda: gone(pid))
 
 
 def test_ranks_end_with_a_kernel_that_is_killed(tmp_path: Path) -> None:

@@ -117,14 +117,14 @@ def test_a_terminal_shows_a_line_per_rank_and_whom_it_waits_for() -> None:
     text = terminal.text
     waits = r"rank [01] waits \d+\.\d s for rank 2: all_reduce \(world, float32\[4\], 16 bytes\) at"
     assert re.search(rf"{waits} train.py:\d+", text)
-    assert re.search(r"rank 2 runs step mine, forward since \d\.\d s", text)
+    assert re.search(r'rank 2 is still in "forward", for \d\.\d s', text)
     assert re.search(r"ringsim: 3 ranks, \d+ s, 0 done, loading torch [0-3]/3", text)
     assert re.search(r"ringsim: 3 ranks, \d+ s, 0 done, 2 messages, step 3", text)
     screen = lines_on_screen(text)
     # the output is kept, and the lines are gone
     shown = [line for line in screen if line.startswith("[rank")]
     assert sorted(shown) == [f"[rank {rank}] rank {rank} is done" for rank in range(3)]
-    assert not [line for line in screen if re.match(r"ringsim: |rank \d (waits|runs)", line)]
+    assert not [line for line in screen if re.match(r"ringsim: |rank \d (waits|is)", line)]
 
 
 def test_the_ordinary_progress_line_names_the_phase() -> None:
@@ -148,7 +148,10 @@ def test_without_a_terminal_the_lines_are_printed_to_the_log() -> None:
 
 
 def test_watch_shows_a_run_of_another_terminal() -> None:
-    body = "time.sleep(600 if dist.get_rank() else 0)\ndist.barrier()\n"
+    body = (
+        "import os, pathlib\npathlib.Path(f'pid{dist.get_rank()}').write_text(str(os.getpid()))\n"
+        "time.sleep(600 if dist.get_rank() else 0)\ndist.barrier()\n"
+    )
     script = write_script(body, f"train{os.getpid()}.py")  # other runs of this user are listed, too
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     command = [*RINGSIM, "trace", "-n", "2", script, "--flag"]
@@ -162,7 +165,7 @@ def test_watch_shows_a_run_of_another_terminal() -> None:
             assert missing.returncode == 2
             assert "RUN must name exactly one of your runs, got 'other.py'" in missing.stderr
             assert str(directory) in missing.stderr
-            for name in (script, str(directory)):
+            for name in (script, str(directory), Path("pid1").read_text()):
                 with closing(Terminal(*RINGSIM, "watch", name)) as terminal:
                     assert until(lambda shown=terminal: "rank 0 waits" in shown.text, 100)
                     assert re.search(r"rank 0 waits \d+\.\d s for rank 1: barrier", terminal.text)
@@ -173,10 +176,60 @@ def test_watch_shows_a_run_of_another_terminal() -> None:
                 assert until(lambda: "rank 0 waits" in terminal.text, 100)
                 run.send_signal(signal.SIGINT)
                 assert terminal.wait() == 0
-            assert lines_on_screen(terminal.text) == ["The run has ended."]
+            first, second, *_ = lines_on_screen(terminal.text)
+            assert first == "The run has ended."  # the lines are gone
+            assert second.startswith("Trace of 2 ranks (measured")  # the whole run
         finally:
             run.kill()
     assert str(directory) not in watch().stdout
+
+
+def test_watch_shows_one_call_of_a_session_to_its_end() -> None:
+    """The ranks continue to live after the call, and the records of the call disappear."""
+    script = f"session{os.getpid()}.py"
+    Path(script).write_text(
+        "import pathlib, time, ringsim\n"
+        "def call():\n"
+        "    for _ in range(7000):\n"
+        "        with ringsim.span('step'):\n"
+        "            pass\n"
+        "    while not pathlib.Path('go').exists():\n"
+        "        time.sleep(0.02)\n"
+        "ranks = ringsim.session(world_size=2)\n"
+        "ranks.run(call)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, script], start_new_session=True) as run:
+        try:
+            assert until(lambda: script in watch().stdout, 200)
+            with closing(Terminal(*RINGSIM, "watch", script)) as terminal:
+                assert until(lambda: "rank 1 is busy outside any span" in terminal.text, 100)
+                Path("go").touch()
+                assert terminal.wait() == 0
+            # more than the newest part, and still true after the records are gone
+            assert "14,000 events" in terminal.text
+            assert run.poll() is None
+            assert until(lambda: script not in watch().stdout, 100)
+        finally:
+            run.kill()
+
+
+def test_the_calls_of_a_session_are_shown_while_they_run() -> None:
+    Path("calls.py").write_text(
+        "import time, ringsim, torch.distributed as dist\n"
+        "def late(rank):\n"
+        "    time.sleep(2 if dist.get_rank() == rank else 0)\n"
+        "    dist.barrier()\n"
+        "    return dist.get_rank()\n"
+        "with ringsim.session(world_size=2, live=True) as ranks:\n"
+        "    print([ranks.run(late, rank).results for rank in range(2)])\n"
+    )
+    with closing(Terminal(sys.executable, "calls.py")) as terminal:
+        assert terminal.wait() == 0
+    for rank in range(2):
+        waits = rf"rank {1 - rank} waits \d\.\d s for rank {rank}: barrier \(world\) at calls.py:4"
+        assert re.search(waits, terminal.text)
+    assert lines_on_screen(terminal.text) == ["[[0, 1], [0, 1]]"]
 
 
 def watch(*name: str) -> subprocess.CompletedProcess[str]:
@@ -287,6 +340,30 @@ def test_a_page_shows_the_run_while_it_runs_and_then_the_whole_run(browser: Any)
     assert "measured on" in source.inner_text()
     assert ask(address) == 0
     assert said == []
+
+
+def test_a_page_of_watch_ends_with_the_whole_run(browser: Any) -> None:
+    script = write_script("import sys\n" + HELD, f"held{os.getpid()}.py")
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([*RINGSIM, "trace", "-n", "2", script], **quiet) as run:
+        try:
+            assert until(lambda: script in watch().stdout, 200)
+            with closing(Terminal(*RINGSIM, "watch", script)) as terminal:
+                page = browser.new_page()
+                page.goto(read_address())
+                runs = "window.ringsim?.runs[0]"
+                shown = f"{runs}?.head.progress === 'step 1'"
+                assert until(lambda: page.evaluate(shown) or page.wait_for_timeout(50), 200)
+                for step in range(2):
+                    Path(f"go{step}").touch()
+                assert terminal.wait() == 0
+                assert until(lambda: page.evaluate(f"{runs}.head.progress") == "", 20)
+            assert run.wait() == 0
+        finally:
+            run.kill()
+    whole = ringsim.load(Path(script).with_suffix(".ringtrace"))
+    assert page.evaluate(f"{runs}.size") == len(whole.events)
+    assert "measured on" in page.locator('[data-part="source"]').inner_text()
 
 
 def test_an_interrupt_ends_the_run_and_the_page_keeps_it(browser: Any) -> None:

@@ -9,17 +9,13 @@ const LEGEND = "Filled: the rank computes. Hollow: it waits for the rank to whic
 /** Returns the lines to show: marked lines with their vicinity, and the headers of their blocks. */
 function linesToShow(lines, marked) {
   const depth = (k) => (lines[k]?.trim() ? lines[k].search(/\S/) : Infinity), shown = new Set();
-  for (const line of marked) {
-    for (const step of [-1, 1]) {
-      for (let k = line - 1; Math.abs(k - line + 1) <= NEAR; k += step) {
-        if (depth(k) || k < line) shown.add(k);
-        if (!depth(k) && depth(line - 1)) break; // the end or the begin of a function
-      }
-    }
-    for (let k = line - 1, least = depth(k); k >= 0; k--) {
-      if (depth(k) < least) shown.add(k);
+  for (const at of [...marked].map((line) => line - 1)) {
+    const isInFunction = depth(at) > 0;
+    for (let k = at, least = Infinity; k >= 0 && !(isInFunction && least === 0); k--) {
+      if (at - k <= NEAR || depth(k) < least) shown.add(k);
       least = Math.min(least, depth(k));
     }
+    for (let k = at + 1; k <= at + NEAR && (depth(k) || !isInFunction); k++) shown.add(k);
   }
   return shown;
 }
@@ -34,13 +30,11 @@ class CodePanel {
   show(panel) {
     const run = this.view.runs[this.view.which];
     if (run !== this.run) this.build(run);
-    if (this.root.parentNode === panel) this.update();
-    else {
-      panel.replaceChildren(this.root);
-      this.update(true);
-      const first = this.here ?? this.cursors.find(({ row }) => row)?.row;
-      first?.scrollIntoView({ block: "nearest" });
-    }
+    const isNew = this.root.parentNode !== panel;
+    if (isNew) panel.replaceChildren(this.root);
+    this.update();
+    const first = this.here ?? this.cursors.find(({ row }) => row)?.row;
+    if (isNew) first?.scrollIntoView({ block: "nearest" });
     if (this.view.playing) return;
     const said = this.cursors.map((cursor) => this.describe(cursor));
     const news = said.filter((one) => !this.said.includes(one));
@@ -51,25 +45,21 @@ class CodePanel {
   build(run) {
     const files = new Map(Object.keys(run.head.sources).map((file) => [file, new Set()]));
     Object.assign(this, { run, rows: new Map(), said: [] });
-    const seen = new Set();
+    const seen = new Set(), mark = ({ file, line }) => files.get(file)?.add(line);
     for (let event = 0; event < run.size; event++) {
       const place = run.columns.file[event] * 2 ** 32 + run.columns.line[event];
-      const places = seen.has(place) ? [] : run.places(event);
-      for (const { file, line } of places) files.get(file)?.add(line);
+      if (!seen.has(place)) run.places(event).forEach(mark);
       seen.add(place);
     }
-    const used = [...files].filter(([, marked]) => marked.size);
-    const lists = used.flatMap(([file, marked]) => this.list(file, marked));
+    const lists = [...files].flatMap(([file, marked]) =>
+      (marked.size ? this.list(file, marked) : []));
     this.live = make("div", { class: "live", "aria-live": "polite" });
     this.art = svg("svg", { "aria-hidden": "true" });
     this.listing = make("div", { onkeydown: (event) => this.onKey(event) }, ...lists, this.art);
-    this.root = make("div", { class: "code" },
-      make("p", {}, LEGEND), this.listing, this.live);
+    this.root = make("div", { class: "code" }, make("p", {}, LEGEND), this.listing, this.live);
     this.column = run.ranks > MOST_COLUMNS ? WIDE : Math.min(30, COLUMNS / run.ranks);
     this.listing.style.paddingLeft = `${Math.min(run.ranks * this.column, COLUMNS) + 8}px`;
-    this.buttons = [...this.listing.querySelectorAll("li > button")];
-    if (this.buttons.length) this.buttons[0].tabIndex = 0;
-    new ResizeObserver(() => this.update(true)).observe(this.listing);
+    new ResizeObserver(() => this.update()).observe(this.listing);
   }
 
   /** Creates the listing of a file, in which lines far from operations are folded. */
@@ -77,9 +67,9 @@ class CodePanel {
     const lines = this.run.head.sources[file].split("\n"), list = make("ol");
     const shown = linesToShow(lines, marked);
     for (const [k, text] of lines.entries()) {
-      const word = placeWord({ file, line: k + 1 }), onclick = () => this.mark(word);
-      const code = marked.has(k + 1) ? press(text, { tabIndex: -1, onclick })
-        : make("code", {}, text);
+      const word = placeWord({ file, line: k + 1 }), tabIndex = this.rows.size ? -1 : 0;
+      const onclick = () => this.view.ring.filter(`line:${word}`);
+      const code = marked.has(k + 1) ? press(text, { tabIndex, onclick }) : make("code", {}, text);
       const row = make("li", { "data-word": word, class: shown.has(k) ? "" : "far" },
         make("span", {}, `${k + 1}`), code, make("span", { class: "live" }));
       if (marked.has(k + 1)) this.rows.set(`${file}:${k + 1}`, row);
@@ -91,41 +81,26 @@ class CodePanel {
   }
 
   onKey(event) {
-    const at = this.buttons.indexOf(event.target);
-    const by = { ArrowDown: 1, ArrowUp: -1, Enter: 0, " ": 0 }[event.key];
-    if (at < 0 || by === undefined) return;
-    event.stopPropagation(); // these keys also belong to the timeline
-    if (by === 0) return; // the button's own keys
+    const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    const buttons = [...this.listing.querySelectorAll("li > button")];
+    const next = buttons[buttons.indexOf(event.target) + by];
+    if (!next) return;
     event.preventDefault();
-    const next = this.buttons[at + by] ?? event.target;
-    event.target.tabIndex = -1;
-    next.tabIndex = 0;
+    for (const button of buttons) button.tabIndex = button === next ? 0 : -1;
     next.focus();
   }
 
-  /** Searches for a line's operations, so that all others fade; a repetition ends the search. */
-  mark(word) {
-    const search = this.view.part("search"), text = word && `line:${word}`;
-    search.value = search.value === text ? "" : text;
-    this.view.search(search.value);
-    this.update();
-  }
-
-  /** Returns the row in the listing that an event came from, or undefined. */
   rowOf(event) {
     const keys = this.run.places(event).map(({ file, line }) => `${file}:${line}`);
     return this.rows.get(keys.find((key) => this.rows.has(key)));
   }
 
   /** Moves the cursors to the playhead's time, and marks the selected event's line. */
-  update(isNew = false) {
+  update() {
     if (!this.root?.isConnected) return;
-    const { view, run } = this, { selected, head } = view.timeline, states = waitsAt(run, head);
+    const { view, run } = this, { selected, head } = view.timeline;
     const search = view.part("search").value;
-    const now = JSON.stringify([states, selected?.event, search]);
-    if (now === this.drawn && !isNew) return;
-    this.drawn = now;
-    const here = selected?.run === run ? this.rowOf(selected.event) : null;
+    const here = selected?.run === run ? this.rowOf(selected.event) : undefined;
     for (const row of this.rows.values()) {
       row.children[1].ariaPressed = `${search === `line:${row.dataset.word}`}`;
       row.classList.toggle("here", row === here);
@@ -133,23 +108,22 @@ class CodePanel {
     }
     if (here !== this.here) here?.scrollIntoView({ block: "nearest" });
     this.here = here;
-    this.ofRank = this.findCursors(states);
-    this.cursors = [...new Set(this.ofRank)];
+    this.cursors = this.findCursors(waitsAt(run, head));
+    this.ofRank = []; // the cursor of each rank
+    for (const cursor of this.cursors) for (const rank of cursor.ranks) this.ofRank[rank] = cursor;
     this.drawCursors();
   }
 
-  /** Returns the cursor of each rank; cursors without a line are at the top. */
+  /** Returns the cursors for the states of all ranks; those without a line are at the top. */
   findCursors(states) {
-    const { column } = this, cursors = new Map(), isMany = column === WIDE;
-    return states.map(({ event, state, for: others }, rank) => {
-      const row = this.rowOf(event), key = isMany ? `${row?.dataset.word} ${state}` : rank;
-      const x = column * (0.5 + (isMany ? Number(state !== "waiting") : rank));
-      const y = 10 + (row?.offsetTop ?? 0), isNew = !cursors.has(key);
-      if (isNew) cursors.set(key, { event, state, row, x, y, ranks: [], for: [] });
-      const cursor = cursors.get(key);
-      cursor.ranks.push(rank);
-      cursor.for = [...new Set([...cursor.for, ...others])];
-      return cursor;
+    const { column } = this, isMany = column === WIDE;
+    const rows = states.map(({ event }) => this.rowOf(event));
+    const key = (rank) => (isMany ? `${rows[rank]?.dataset.word} ${states[rank].state}` : rank);
+    return [...Map.groupBy(states.keys(), key).values()].map((ranks) => {
+      const { [ranks[0]]: row } = rows, { event, state } = states[ranks[0]];
+      const x = column * (0.5 + (isMany ? Number(state !== "waits") : ranks[0]));
+      const all = new Set(ranks.flatMap((rank) => states[rank].for));
+      return { event, state, row, ranks, x, y: 10 + (row?.offsetTop ?? 0), for: [...all] };
     });
   }
 
@@ -159,38 +133,28 @@ class CodePanel {
     return describeRanks(this.run, cursor.ranks, cursor, at);
   }
 
-  /** Draws the cursors next to their lines, and arrows to the ranks that they wait for. */
   drawCursors() {
     const half = this.column === WIDE ? WIDE / 2 - 3 : 8;
     const arrows = this.cursors.flatMap((from) => {
       const awaited = new Set(from.for.map((rank) => this.ofRank[rank]));
       const kind = this.run.isStuck(from.event) ? "stuck" : "";
-      return [...awaited].map((to) => svg("path", {
-        d: arrowPath(from, to), class: kind, "marker-end": "url(#code-tip)",
-      }));
+      return [...awaited].map((to) => svg("path", { d: arrowPath(from, to), class: kind }));
     });
     const marks = this.cursors.map((cursor) => {
       const { x, y, ranks, state, row } = cursor, said = this.describe(cursor), text = fewOf(ranks);
       row?.lastChild.append(`, ${said}`);
-      return svg("g", { class: DOES[state].replaceAll(" ", "-") }, svg("title", {}, said),
+      return svg("g", { class: state.replaceAll(" ", "-") }, svg("title", {}, said),
         svg("rect", { x: x - half, y: y - 8, width: 2 * half, height: 16, rx: 8 }),
         svg("text", { x, y: y + 4 }, text.length > 7 ? `${ranks.length} ranks` : text));
     });
-    this.art.replaceChildren(makeTip("code-tip"), ...arrows, ...marks);
+    this.art.replaceChildren(...arrows, ...marks);
   }
 }
 
-/** Returns the path of an arrow between two cursors; arrows within a line are curved. */
 function arrowPath(from, to) {
   const down = Math.sign(to.y - from.y), side = down || (from.x > to.x ? 1 : -1);
   const apart = from === to ? 9 : 0, [x0, x1] = [from.x - apart, to.x + apart];
   const [y0, y1] = [from.y + side * 8, to.y + (down ? -8 : 8) * side];
   const bend = down ? 0 : side * (12 + Math.abs(x1 - x0) / 5);
   return `M${x0},${y0} Q${(x0 + x1) / 2},${(y0 + y1) / 2 + bend} ${x1},${y1}`;
-}
-
-/** Creates the tip of arrows, which is some pixels before the ends of their lines. */
-function makeTip(id, before = -1) {
-  return svg("marker", { id, refX: 8 + before, refY: 4, orient: "auto", markerWidth: 8,
-    markerHeight: 8, markerUnits: "userSpaceOnUse" }, svg("path", { d: "M0,0 L8,4 L0,8 Z" }));
 }

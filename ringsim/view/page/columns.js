@@ -1,12 +1,8 @@
-// Reads the data from Python into typed arrays, and finds the lanes of bars and the states of
-// operations.
+// Reads the data from Python into typed arrays, and finds lanes of bars and states of operations.
 
-// LOOKS, the table of meanings from `data/looks.json`, and INKS, the colours of texts on its
-// colours, precede this file. Bars have the states of
-// operations, then the meanings of spans.
-const BAR_FAMILIES = ["state", "computing", "span"];
-const STATES = BAR_FAMILIES.flatMap((family) => Object.values(LOOKS[family]));
-const STATE_KEYS = BAR_FAMILIES.flatMap((family) => Object.keys(LOOKS[family]));
+// LOOKS, the table in `data/looks.json`, and INKS, the colours of texts on it, precede this file.
+const BARS = { ...LOOKS.state, ...LOOKS.computing, ...LOOKS.span };
+const [STATE_KEYS, STATES] = [Object.keys(BARS), Object.values(BARS)];
 const [
   POSTED, TRANSFER, LATE_SENDER, LATE_RECEIVER, BLOCKED, COLLECTIVE, UNWAITED, UNFINISHED, FAILED,
 ] = Object.keys(LOOKS.state).keys();
@@ -14,26 +10,19 @@ const SPANS = Object.keys(LOOKS.state).length; // the first meaning of spans
 const PROGRAM = STATE_KEYS.indexOf("program");
 const LETTERS = "ABCDEFGH"; // the names of several runs
 const FONT = "11px system-ui, sans-serif";
-
-// In a run that continues, a wait longer than this, in ns, looks like one that never finishes.
-const SHORT_WAIT = 1e9;
-// The bands of a rank. The program's time is on the first lane of the spans.
-const BANDS = ["span", "operation", "step", "program"];
+const SHORT_WAIT = 1e9; // in ns; longer ones look stuck in a run that continues
+const BANDS = ["span", "operation", "step", "program"]; // the last is on the first lane of spans
 // The first lane of each band among all lanes, and their number; further bars share the last lane.
 const LANES = [0, 4, 10, 11];
+// The names of the states of operations that may still end, in a run that continues.
+const NOT_YET = { stuck: "waiting for more than 1 s", unwaited: "not waited for yet" };
 const MOST_NAMED = 200000; // the most events in which names for the legend are searched
 const ARRAYS = { i1: Int8Array, i2: Int16Array, i4: Int32Array, f8: Float64Array };
 
-/** Decodes base64. */
-function fromBase64(text) {
-  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
-  const letters = atob(text);
-  const bytes = new Uint8Array(letters.length);
-  for (let i = 0; i < letters.length; i++) bytes[i] = letters.charCodeAt(i);
-  return bytes;
+function fromBase64(text) { // the second way is ten times slower
+  return Uint8Array.fromBase64?.(text) ?? Uint8Array.from(atob(text), (one) => one.charCodeAt(0));
 }
 
-/** Decompresses gzip data. */
 function unpack(bytes) {
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Response(stream).arrayBuffer();
@@ -47,9 +36,8 @@ function readHead(buffer) {
 
 /** Reads one trace, which is a head, the columns of its events, and tables. */
 function readRun(buffer) {
-  const [head, end] = readHead(buffer);
   const columns = {}, tables = {};
-  let at = end;
+  let [head, at] = readHead(buffer);
   for (const { name, type, size } of head.columns) {
     const column = new ARRAYS[type](buffer, at, size), [table, number] = name.split(" ");
     if (number) (tables[table] ??= [])[number] = column; // such as "bubbles 0"
@@ -59,16 +47,13 @@ function readRun(buffer) {
   return new Run(head, columns, tables, columns.post.length);
 }
 
-/**
- * One trace, as columns of events ordered by rank and post time. Times are in ns, or NaN if there
- * is none. The stretches in which a rank runs its own program are also events, after all others;
- * they are found when first needed, and have only times and ranks, on the first lane.
- */
+// Events are ordered by rank and post time. Times are in ns, or NaN. The stretches in which a rank
+// runs its own program are also events, after all others, with only times and ranks.
 class Run {
   constructor(head, columns, tables, size) {
-    Object.assign(this, { head, columns, tables, size, ranks: head.counts.length });
-    Object.assign(this, { start: head.start, begin: head.first, end: Math.max(1, head.end) });
-    Object.assign(this, { marks: head.marks, hosts: head.hosts, stages: head.stages });
+    const { start, first: begin, marks, hosts, stages } = head, end = Math.max(1, head.end);
+    Object.assign(this, { head, columns, tables, size, start, begin, end, marks, hosts, stages });
+    this.ranks = head.counts.length;
     this.kinds = head.ops.map(([, kind]) => kind); // by operation
     this.isMark = this.kinds.map((kind) => kind === "mark");
     this.isSpan = this.kinds.map((kind) => kind === "span");
@@ -78,7 +63,7 @@ class Run {
     for (const count of head.counts) this.first.push(this.first.at(-1) + count);
     this.readTimes();
     this.lane = new Uint8Array(this.post.length); // by event; valid after `lanesOf` its rank
-    this.intervals = new Intervals(2 * Math.max(0, ...head.counts) + 1); // of one rank at a time
+    this.moments = new Int32Array(2 * Math.max(0, ...head.counts)); // of one rank at a time
     [this.lanes, this.programs] = [[], []]; // by rank, found when first needed
     this.flags = head.findings.map((finding) => ({
       ...finding, event: finding.events[0] ?? -1,
@@ -89,16 +74,18 @@ class Run {
   /** Adds up the times, which are stored as differences; they count from the first non-mark. */
   readTimes() {
     const { size, first, start, isMark, isSpan, isStep } = this;
-    const { post, wait, done, op, thread, label } = this.columns;
+    const { post, wait, done, op, thread, label, call } = this.columns;
     const all = 3 * size; // an event begins at most two of the program's stretches
     [this.post, this.done] = [new Float64Array(all), new Float64Array(all)];
     [this.wait, this.busy] = [new Float64Array(size), new Float64Array(size)];
     this.rank = new Int32Array(all);
+    this.collectives = []; // the events of each call
     for (let rank = 0; rank < this.ranks; rank++) {
       this.rank.fill(rank, first[rank], first[rank + 1]);
       for (let i = first[rank], sum = -start; i < first[rank + 1]; i++) {
         sum += post[i];
         this.post[i] = sum;
+        if (call[i] >= 0) (this.collectives[call[i]] ??= []).push(i);
         this.wait[i] = wait[i] < 0 ? NaN : sum + wait[i];
         this.done[i] = done[i] < 0 ? NaN : sum + done[i];
         // when the first thread began to wait or to run a span; a step is not a part of its program
@@ -108,16 +95,14 @@ class Run {
     }
   }
 
-  /** Returns a rank's part of a table, as a list of columns. */
   rowsOf(table, rank) {
     const [ranks, ...columns] = this.tables[table];
     const [from, until] = [firstAbove(ranks, rank), firstAbove(ranks, rank + 1)];
     return columns.map((column) => column.subarray(from, until));
   }
 
-  /** Returns whether two ranks are on two different known hosts. */
   crosses(src, dst) {
-    const [one, other] = [src, dst].map((rank) => this.hosts?.[rank] ?? -1);
+    const { [src]: one, [dst]: other } = this.hosts ?? {};
     return one !== other && one >= 0 && other >= 0;
   }
 
@@ -131,8 +116,6 @@ class Run {
   endOf(i) { return isNaN(this.done[i]) ? this.end : this.done[i]; }
   openEndOf(i) { return this.done[i] >= 0 ? this.done[i] : Infinity; }
   isMessage(i) { const kind = this.kind(i); return kind === "send" || kind === "recv"; }
-  isOperation(i) { return this.isMessage(i) || this.kind(i) === "collective"; }
-
   hasFailed(i) { return this.columns.status[i] === this.head.error; }
 
   /** Returns whether an operation never finished, or failed while its rank waited. */
@@ -143,15 +126,6 @@ class Run {
   /** Returns the place in BANDS of the band of an event that is not the program's. */
   bandNumber(i) {
     return !this.isSpan[this.columns.op[i]] ? 1 : this.isStep[this.columns.label[i]] ? 2 : 0;
-  }
-
-  /** Returns the events of each call of a collective. */
-  get collectives() {
-    if (this.byCall) return this.byCall;
-    const { call } = this.columns;
-    this.byCall = [];
-    for (let i = 0; i < this.size; i++) if (call[i] >= 0) (this.byCall[call[i]] ??= []).push(i);
-    return this.byCall;
   }
 
   /** Returns the bytes per second of a finished message or collective, or NaN if unknown. */
@@ -188,7 +162,6 @@ class Run {
     return caller ? [{ file: caller, line: Number(line) }, own] : [own];
   }
 
-  /** Describes an event in one line. */
   text(i) {
     const kind = this.kind(i), microbatch = this.columns.microbatch[i], peer = this.columns.peer[i];
     if (kind === "program") return LOOKS.computing.program.name;
@@ -225,19 +198,17 @@ class Run {
 
   /** Returns pairs of a state and a name for everything that bars show. */
   drawnNames() {
-    const { isMark, isSpan, columns: { op, label }, head: { labels } } = this;
-    const spans = new Uint8Array(labels.length + 1), found = new Uint8Array(STATES.length);
-    const note = (_, __, state) => { found[state] = 1; };
+    const { columns: { label }, looks } = this, states = new Set(), labels = new Set();
     for (let i = 0; i < Math.min(this.size, MOST_NAMED); i++) {
-      if (isSpan[op[i]]) spans[label[i] + 1] = 1; // the first is for spans without a name
-      else if (!isMark[op[i]]) this.parts(i, note);
+      const kind = this.kind(i);
+      if (kind === "span") labels.add(label[i]);
+      else if (kind !== "mark") this.parts(i, (_, __, state) => states.add(state));
     }
-    found[PROGRAM] = Math.min(1, this.tables.program[0].length);
-    const others = STATES.map(({ name }, state) => [state, name]).filter(([state]) => found[state]);
-    const looks = [SPANS, ...this.looks], all = ["", ...labels].map((name, k) => [looks[k], name]);
-    const named = all.filter((_, k) => spans[k]).map(([state, name]) =>
-      [state, STATE_KEYS[state] in LOOKS.span ? name : STATES[state].name]);
-    return [...others, ...named];
+    if (this.tables.program[0].length) states.add(PROGRAM);
+    const open = this.head.progress ? NOT_YET : {}, named = [...states].map((state) => [state, ""]);
+    for (const one of labels) named.push([looks[one] ?? SPANS, this.head.labels[one] ?? ""]);
+    return named.map(([state, name]) => [state, STATE_KEYS[state] in LOOKS.span ? name
+      : open[STATE_KEYS[state]] ?? STATES[state].name]);
   }
 
   /** Returns the lanes of a rank's bars by band; bars on a lane do not overlap. */
@@ -245,8 +216,8 @@ class Run {
 
   /** Returns the lanes of a band; that of the program is found when first needed. */
   lanesIn(rank, band) {
-    if (band !== "program") return this.lanesOf(rank)[band];
-    return [this.programs[rank] ??= findProgram(this, rank)];
+    return band === "program" ? [this.programs[rank] ??= findProgram(this, rank)]
+      : this.lanesOf(rank)[band];
   }
 
   /** Returns a rank's first event that may overlap a time range, and the one after the last. */
@@ -261,36 +232,31 @@ class Run {
   /** Puts each of a rank's bars on the first lane where it fits, so that spans can nest. */
   layOut(rank) {
     const order = this.inOrder(rank), places = new Uint8Array(order.length);
-    const lanes = Array.from({ length: LANES.at(-1) }, () => new Lane());
     const own = this.rowsOf("program", rank)[0].length; // 1 if the program needs the first lane
-    this.placeBars(order, places, lanes, own);
-    const isUsed = ({ size }, place) => size > 0 || place < own, isFound = lanes.map(isUsed);
-    for (const lane of lanes) lane.reserve(lane.size);
-    this.fill(order, places, lanes);
-    const [span, operation, step] = LANES.slice(1).map((end, band) =>
-      lanes.slice(0, end).filter((_, place) => place >= LANES[band] && isFound[place]));
-    return { span, operation, step };
-  }
-
-  /** Adds bars to the lanes at their places. */
-  fill(order, places, lanes) {
+    const lanes = Array.from(this.placeBars(order, places, own), (size) => new Lane(size));
     for (let k = 0; k < order.length; k++) {
       lanes[places[k]].add(order[k], this.post[order[k]], this.endOf(order[k]));
     }
+    const [span, operation, step] = LANES.slice(1).map((end, band) => lanes.slice(LANES[band], end)
+      .filter(({ size }, place) => size || LANES[band] + place < own));
+    return { span, operation, step };
   }
 
-  /** Finds the place of each bar among all lanes; only the first thread uses the first `own`. */
-  placeBars(order, places, lanes, own) {
+  /** Finds the place of each bar among all lanes; returns the number of bars by place. */
+  placeBars(order, places, own) { // only the first thread uses the first `own` places
     const { post, lane, columns: { thread } } = this;
+    const sizes = new Int32Array(LANES.at(-1)), ends = new Float64Array(sizes.length);
+    ends.fill(-Infinity);
     for (let k = 0; k < order.length; k++) {
       const i = order[k], band = this.bandNumber(i), last = LANES[band + 1] - 1;
       let place = LANES[band] + (band === 0 && thread[i] ? own : 0);
-      while (place < last && lanes[place].end > post[i]) place++;
-      lanes[place].end = Math.max(lanes[place].end, this.endOf(i));
-      lanes[place].size++;
+      while (place < last && ends[place] > post[i]) place++;
+      ends[place] = Math.max(ends[place], this.endOf(i));
+      sizes[place]++;
       lane[i] = place - LANES[band];
       places[k] = place;
     }
+    return sizes;
   }
 
   /** Returns a rank's events except marks, sorted by post time, unlike those of several threads. */
@@ -307,35 +273,29 @@ class Run {
     return sorted ? own : own.sort((a, b) => post[a] - post[b]);
   }
 
-  /** Calls `each(event)` for the bars of a lane between two times. */
   between({ events, begins, ends }, from, until, each) {
     const { length } = events;
     for (let k = firstAbove(ends, from); k < length && begins[k] <= until; k++) each(events[k]);
   }
 
-  /** Calls `each(event)` for the bars of a rank's bands between two times. */
   visit(rank, bands, from, until, each) {
     for (const band of bands) {
       for (const lane of this.lanesIn(rank, band)) this.between(lane, from, until, each);
     }
   }
 
-  /** Calls `each(event)` for the operations of all ranks between two times. */
-  visitAll(from, until, each) {
-    const { ranks } = this;
-    for (let rank = 0; rank < ranks; rank++) this.visit(rank, ["operation"], from, until, each);
+  operationsIn(from, until) {
+    const found = [], add = (i) => found.push(i);
+    for (const rank of this.head.counts.keys()) this.visit(rank, ["operation"], from, until, add);
+    return found;
   }
 }
 
 /** Bars in the order of their begins; `ends` has the latest end so far. */
 class Lane {
-  constructor() { [this.size, this.end] = [0, 0]; }
-
-  /** Makes room for bars. */
-  reserve(size) {
-    [this.size, this.end, this.events] = [0, 0, new Int32Array(size)];
-    [this.begins, this.ends] = [new Float64Array(size), new Float64Array(size)];
-    return this;
+  constructor(room) {
+    [this.size, this.end, this.events] = [0, 0, new Int32Array(room)];
+    [this.begins, this.ends] = [new Float64Array(room), new Float64Array(room)];
   }
 
   add(event, begin, end) {
@@ -359,32 +319,20 @@ function firstAbove(list, value) {
 /** Returns a place in a program as one word, such as "train.py:14" or "In[5]:3". */
 function placeWord({ file, line }) { return `${file.split(/[/\\ ]/).at(-1)}:${line}`; }
 
-/** Returns black or white, whichever is easier to read on a colour. */
-function readableInk(colour) { return INKS[colour]; }
-
-const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
+const TIMES = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
 const RATES = [[1e9, "GB/s"], [1e6, "MB/s"], [1e3, "kB/s"], [1, "B/s"]];
+const SIZES = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [1024, "KiB"], [1, "B"]];
 
-/** Formats a time in ns with a suitable unit, as in "1.25 ms". */
-function timeText(ns, digits = 3) {
-  const [size, unit] = UNITS.find(([size]) => Math.abs(ns) >= size) ?? UNITS[3];
-  return `${Number((ns / size).toPrecision(digits))} ${unit}`;
+/** Formats a value with the largest unit that it contains, as in "1.25 ms". */
+function scaledText(value, units, digits) {
+  const [size, unit] = units.find(([size]) => Math.abs(value) >= size) ?? units.at(-1);
+  return `${Number((value / size).toPrecision(digits))} ${unit}`;
 }
 
-/** Formats bytes per second, as in "10 GB/s". */
-function rateText(rate) {
-  const [size, unit] = RATES.find(([size]) => rate > 0.999 * size) ?? RATES[3];
-  return `${Number((rate / size).toPrecision(3))} ${unit}`;
-}
+function timeText(ns, digits = 3) { return scaledText(ns, TIMES, digits); }
+function rateText(rate) { return scaledText(rate, RATES, 3); }
+function bytesText(bytes) { return scaledText(bytes, SIZES, 4); }
 
-/** Formats a number of things, as in "2 messages". */
 function countText(number, what) {
   return `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
-}
-
-/** Formats a number of bytes, as in "64 KiB". */
-function bytesText(bytes) {
-  const power = Math.min(4, Math.max(0, Math.floor(Math.log2(Math.max(1, bytes)) / 10)));
-  const unit = ["B", "KiB", "MiB", "GiB", "TiB"][power];
-  return `${Number((bytes / 1024 ** power).toPrecision(4))} ${unit}`;
 }

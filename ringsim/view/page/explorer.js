@@ -1,13 +1,5 @@
 // The entry file of an explorer's page, with a frame for each combination of choices.
 
-/** A view of a frame. Its state is not kept, because the next choice shows a different frame. */
-class FrameView extends View {
-  remember() {}
-
-  restore() { this.draw(); }
-}
-
-/** Shows the frame for the first choices, and other frames as the choices change. */
 async function start() {
   const outer = document.querySelector(".parts");
   const empty = outer.querySelector(".ringsim").cloneNode(true);
@@ -24,12 +16,12 @@ async function start() {
     const runs = frame.runs.map((run) => readRun(buffer.slice(ends[run], ends[run + 1])));
     outer.querySelector(".ringsim").replaceWith(root);
     const tab = view?.close().tab, dark = view?.timeline.dark ?? prefers.matches;
-    window.ringsim = view = new FrameView(root, runs).open(dark, tab);
+    window.ringsim = view = new View(root, runs).open(dark, tab);
     explorer.show(frame, view);
   };
   const first = head.choices.map(({ value }) => value);
   const explorer = new Explorer(outer, head.choices, first, false, show);
-  prefers.addEventListener("change", (event) => view.setTheme(event.matches));
+  prefers.onchange = () => view.setTheme(prefers.matches);
   show(first);
 }
 

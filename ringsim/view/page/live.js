@@ -1,17 +1,6 @@
-// Shows a run that continues. Its newest part is renewed again and again, and the window and the
-// playhead follow its end.
-
-const NOT_YET = { stuck: "waiting for more than 1 s", unwaited: "not waited for yet" };
+// Shows a run that continues; the window and the playhead follow its end.
 
 class LiveView extends View {
-  drawnNames() {
-    const names = super.drawnNames();
-    for (const key in NOT_YET) if (names.has(key)) names.set(key, new Set([NOT_YET[key]]));
-    return names;
-  }
-
-  remember() { }
-
   restore() { this.renew(this.runs[0]); }
 
   /** Shows a newer part of the run, unless the reader looks at an event or an area, or drags. */
@@ -29,11 +18,11 @@ class LiveView extends View {
     timeline.groupBy(grouping);
     const by = until >= end ? fresh.end - end : 0; // unless the reader looks at an earlier time
     if (by && from <= begin) timeline.fit(); else timeline.show(from + by, until + by);
-    ring.found.clear();
+    ring.found = [];
     ring.key = "";
-    const names = this.drawnNames(), isSame = names.size === this.names?.size;
-    this.names = names;
-    if (!isSame) this.drawLegend(); // otherwise, a click on it could be lost
+    this.names = this.drawnNames();
+    const isUsed = this.part("legend").matches(":hover, :focus-within"); // a click could be lost
+    if (!isUsed) this.drawLegend();
     this.draw();
   }
 }

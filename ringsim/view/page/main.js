@@ -1,5 +1,4 @@
-// Handles the pointer, the wheel, keys, searching and playing. Subclasses define `remember()` and
-// `restore()`.
+// Handles the pointer, the wheel, keys, searching and playing. Subclasses keep the view's state.
 
 const SPEEDS = [0.1, 0.2, 0.5, 1, 2, 5]; // windows per ten seconds
 const CALM_MS = 700; // the pause between messages if the reader prefers reduced motion
@@ -16,84 +15,86 @@ class View {
     Object.assign(this, { root, runs, part });
     this.timeline = new Timeline(part("bars"), part("overlay"), part("overview"), runs);
     this.ring = new RingPicture(part("ring"), this.timeline, part("search"));
+    const flags = runs.flatMap((run) => run.flags);
     // a run with a fault is first shown at its end
-    const hasFault = runs.some(({ flags }) => flags.some(({ look }) => look === "problem"));
-    if (hasFault) this.timeline.head = this.timeline.end;
+    if (flags.some(({ look }) => look === "problem")) this.timeline.head = this.timeline.end;
     this.which = 0; // the run that the panels show
     this.code = new CodePanel(this);
-    this.tab = runs.some((run) => run.flags.length) ? "findings" : "selection";
+    this.tab = flags.length ? "findings" : "selection";
     this.describeRuns();
     this.showMatrix(this.ring.asMatrix);
     this.listen();
     new ResizeObserver(() => this.layOut()).observe(part("stage"));
   }
 
-  /** Opens the view with a theme, in its former state or in a tab. */
   open(dark, tab) {
     this.setTheme(dark);
     this.layOut();
-    this.part("hint").hidden = isHintRead();
+    try {
+      this.memory = localStorage;
+    } catch {
+      this.memory = {}; // a frame without storage
+    }
+    this.part("hint").hidden = HINT in this.memory;
     this.restore();
     this.drawLegend(); // some of it may be hidden now
     if (tab) this.showTab(tab);
     return this;
   }
 
+  remember() {}
+  restore() { this.draw(); }
+
   describeRuns() {
-    const { runs, timeline, part } = this;
+    const { root, runs, timeline, part } = this;
     const heads = runs.map(({ head }, number) => {
       const name = runs.length > 1 ? `${LETTERS[number]}: ` : "";
-      const early = head.begin && ` · started ${timeText(head.begin)} before the first event`;
-      return `${name}${head.title}${early || ""}`;
+      const early = head.begin ? ` · started ${timeText(head.begin)} before the first event` : "";
+      return name + head.title + early;
     });
     const sources = new Set(runs.map(({ head }) => head.source));
     part("source").textContent = [...heads, ...sources].join(" · ");
-    const offer = (name, options) => {
-      part(name).replaceChildren(...options.map((option) => new Option(...option)));
-      part(name).hidden = options.length < 2;
-    };
-    offer("which", runs.map((_, number) => [`run ${LETTERS[number]}`, number]));
-    offer("by", ["rank", ...timeline.groupings()].map((by) => [`rows by ${by}`, by]));
-    const tabs = [...part("tabs").children];
-    tabs.find(({ id }) => id === "tab-code").hidden = !this.code.exists;
-    this.tabs = tabs.filter(({ hidden }) => !hidden).map(({ textContent }) => textContent);
+    const names = runs.map((_, number) => new Option(`run ${LETTERS[number]}`, number));
+    part("which").replaceChildren(...names);
+    const groupings = ["rank", ...timeline.groupings()];
+    part("by").replaceChildren(...groupings.map((by) => new Option(`rows by ${by}`, by)));
+    root.querySelector("#tab-code").hidden = !this.code.exists;
+    this.tabs = [...root.querySelectorAll("[role=tab]:not([hidden])")];
   }
 
   /** Stops all timers, before a new view replaces this one. */
   close() {
     this.closed = true;
     this.playing = false;
-    for (const timer of [this.later, this.timer]) clearTimeout(timer);
+    clearTimeout(this.later);
     for (const frame of [this.waiting, this.moving]) cancelAnimationFrame(frame);
     removeEventListener("keydown", this.heard, true);
     return this;
   }
 
-  /** Returns names by key, for everything that is drawn in the runs. */
+  /** Returns the names of everything that is drawn in the runs, by their keys in LOOKS. */
   drawnNames() {
-    const { timeline, runs } = this, names = new Map(STATE_KEYS.map((key) => [key, new Set()]));
-    for (const run of runs) {
-      for (const [state, name] of run.drawnNames()) names.get(STATE_KEYS[state]).add(name);
-    }
-    const flags = runs.flatMap((run) => run.flags.filter(({ event }) => event >= 0));
-    const lags = timeline.lags.flatMap(([, late]) => [...late]);
-    const drawn = new Set([...flags.map(({ look }) => look), "your_mark",
-      ...new Set(lags.map((lag) => lagKey(lag, runs[1])))]);
+    const { timeline, runs } = this;
     const isDrawn = {
       bubble: runs.some((run) => run.head.steps.length),
       critical_path: runs.some((run) => run.size > run.marks.length),
       message: runs.some((run) => run.columns.partner.some(Boolean)),
       across: runs.some((run) => run.hosts),
       mark: runs.some((run) => run.marks.length),
+      your_mark: true,
       recorded: timeline.ghost,
     };
-    for (const [key, { name }] of Object.entries({ ...LOOKS.mark, ...LOOKS.comparison })) {
-      if (isDrawn[key] || drawn.has(key)) names.set(key, new Set([name]));
-    }
-    return new Map([...names].filter(([, all]) => all.size));
+    for (const { look, event } of runs.flatMap((run) => run.flags)) isDrawn[look] ||= event >= 0;
+    const lags = timeline.lags.flatMap(([, late]) => [...late]);
+    for (const lag of lags) isDrawn[lagKey(lag, runs[1])] = true;
+    const all = Map.groupBy(runs.flatMap((run) => run.drawnNames()), ([state]) => state);
+    const bars = STATE_KEYS.map((key, state) =>
+      [key, new Set(all.get(state)?.map(([, name]) => name))]);
+    const marks = Object.keys({ ...LOOKS.mark, ...LOOKS.comparison })
+      .filter((key) => isDrawn[key]).map((key) => [key, new Set([MEANINGS[key].name])]);
+    return new Map([...bars, ...marks].filter(([, names]) => names.size));
   }
 
-  /** Explains everything that is drawn in the runs; a click on an entry hides or shows it. */
   drawLegend() {
     const { hidden, ink, colourOf, notes } = this.timeline;
     this.names ??= this.drawnNames();
@@ -103,7 +104,7 @@ class View {
       const swatch = make("span", { class: "swatch", "aria-hidden": "true" },
         glyph || texture || "\u00a0");
       if (!glyph) swatch.style.backgroundColor = colour;
-      swatch.style.color = glyph ? colour : readableInk(colour);
+      swatch.style.color = glyph ? colour : INKS[colour];
       const all = [...names].join(", "), few = [...names].slice(0, 2).join(", ");
       return press(swatch, {
         "data-key": key, "aria-pressed": `${!hidden.has(key)}`,
@@ -114,7 +115,6 @@ class View {
     this.part("legend").replaceChildren(...shown.map(entry));
   }
 
-  /** Shows or hides what has a key of the legend. */
   toggle(key) {
     const { hidden } = this.timeline;
     if (!hidden.delete(key)) hidden.add(key);
@@ -137,7 +137,8 @@ class View {
   }
 
   setTheme(dark) {
-    this.root.dataset.theme = dark ? "dark" : "light";
+    const around = [this.root, this.root.parentElement.closest(".explorer")].filter(Boolean);
+    for (const element of around) element.dataset.theme = dark ? "dark" : "light";
     this.timeline.setTheme(dark);
     this.drawLegend();
     this.draw();
@@ -174,48 +175,37 @@ class View {
 
   /** Computes finer bins while the page is idle, a few at a time. */
   refine() {
-    const begin = performance.now(), { timeline } = this;
-    const large = timeline.pyramids.filter(({ run }) => run.size > MOST_BARS);
-    let rows = 0;
-    while (large.some((pyramid) => pyramid.refine())) {
-      rows += 1;
-      const isBusy = () => this.waiting || this.later;
-      if (performance.now() - begin > 8) return setTimeout(() => isBusy() || this.refine());
+    if (this.waiting || this.later) return;
+    const { timeline } = this, stop = performance.now() + 8;
+    while (timeline.pyramids.some((pyramid) => pyramid.refine())) {
+      if (performance.now() > stop) return setTimeout(() => this.refine());
     }
-    if (rows) timeline.draw();
+    timeline.draw();
   }
 
-  // -- panels
-
   drawPanel() {
-    const { timeline, tab } = this, run = this.runs[this.which], panel = this.part("panel");
+    const { tab } = this, panel = this.part("panel");
     for (const button of this.part("tabs").children) {
-      const isChosen = button.id === `tab-${tab}`;
+      const isChosen = button.textContent === tab;
       button.ariaSelected = `${isChosen}`;
       button.tabIndex = isChosen ? 0 : -1;
     }
     panel.setAttribute("aria-labelledby", `tab-${tab}`);
-    if (tab === "code") this.code.show(panel);
-    else panel.replaceChildren(...this.contents(run));
-    const canvas = panel.querySelector("canvas");
-    if (canvas) drawActivations(canvas, timeline, run);
-  }
-
-  /** Returns what the panel shows about a run in the current tab. */
-  contents(run) {
-    const { timeline, which } = this, { from, until, end } = timeline;
+    const { timeline } = this, { from, until, end } = timeline, { clientWidth } = panel;
+    const run = this.runs[this.which], traffic = this.ring.traffic(this.which);
     const show = {
       selection: () => this.cards(run),
       findings: () => this.findings(run),
       statistics: () => [
         statisticsTable(run, Math.max(0, from), Math.min(end, until)),
-        edgesTable(this.ring.traffic(which).edges(from, until)),
+        edgesTable(traffic.edges(from, until)),
       ],
-      bandwidth: () => bandwidthPanel(timeline, run, this.part("panel").clientWidth),
-      steps: () => stepsPanel(timeline, run),
+      bandwidth: () => bandwidthPanel(timeline, run, clientWidth),
+      steps: () => stepsPanel(timeline, run, clientWidth),
       table: () => [visibleTable(timeline)],
     };
-    return show[this.tab]();
+    if (tab === "code") this.code.show(panel);
+    else panel.replaceChildren(...show[tab]());
   }
 
   showTab(tab) {
@@ -225,34 +215,30 @@ class View {
   }
 
   findings(run) {
-    const notes = run.head.notes.map((note) => make("p", {}, note));
     const found = run.flags.map(({ kind, event, text }) => {
       const about = { title: "go to the event", onclick: () => this.select({ run, event }, true) };
-      const title = make("h2", {}, kind.replaceAll("_", " "), " ");
-      if (event >= 0) title.append(press("show", about));
+      const show = event < 0 ? "" : press("show", about);
+      const title = make("h2", {}, kind.replaceAll("_", " "), " ", show);
       return make("div", {}, title, make("p", {}, text));
     });
-    const nothing = make("p", {}, "Nothing wrong was found in this run.");
-    return found.length || notes.length ? [...found, ...notes] : [nothing];
+    const all = [...found, ...run.head.notes.map((note) => make("p", {}, note))];
+    return all.length ? all : [make("p", {}, "Nothing wrong was found in this run.")];
   }
 
-  /** Returns the selected area's sums, and the cards of the selected and the pinned events. */
   cards(run) {
     const { tape, selected, pins } = this.timeline;
     const zoom = press("zoom to it", { title: "zoom to the area (Z)", "data-act": "z" });
     const title = make("h2", {}, "Selected area ", zoom);
     const area = tape ? [title, ...areaTables(this.timeline, this.names)] : [];
     const how = make("p", {}, "Click a bar or press an arrow key to select an event.");
-    const shown = [selected, ...pins.filter((pin) => !isSame(pin, selected))].filter(Boolean);
     const about = selected || tape ? [] : [how, make("pre", {}, run.head.summary)];
-    return [...area, ...about, ...shown.flatMap((one) => this.card(one))];
-  }
-
-  card(one) {
-    const isPinned = this.timeline.pins.some((pin) => isSame(pin, one));
-    const about = { title: "pin or unpin the card (P)", onclick: () => this.pin(one) };
-    const pin = press(isPinned ? "unpin" : "pin", about);
-    return card(one.run, one.event, (target) => this.select(target, true), pin);
+    const others = pins.filter((pin) => !isSame(pin, selected));
+    const cards = (selected ? [selected, ...others] : others).flatMap((one) => {
+      const name = pins.some((pin) => isSame(pin, one)) ? "unpin" : "pin";
+      const pin = { title: "pin or unpin the card (P)", onclick: () => this.pin(one) };
+      return card(one.run, one.event, (other) => this.select(other, true), press(name, pin));
+    });
+    return [...area, ...about, ...cards];
   }
 
   pin(one) {
@@ -273,14 +259,6 @@ class View {
     this.draw();
   }
 
-  zoomToArea() {
-    const { timeline } = this, { tape, box } = timeline;
-    if (!tape) return;
-    timeline.show(...tape);
-    if (box) timeline.showRows(...box);
-    timeline.tape = timeline.box = null;
-  }
-
   /** Selects an event and announces it; if `reveals` is true, also scrolls it into view. */
   select(one, reveals = false) {
     const { timeline } = this;
@@ -298,11 +276,9 @@ class View {
     this.draw();
   }
 
-  // -- the pointer
-
   listen() {
-    const { root, timeline, part } = this, search = part("search"), tabs = part("tabs");
-    const stage = part("stage");
+    const { root, timeline, part } = this;
+    const [search, tabs, stage] = ["search", "tabs", "stage"].map(part);
     this.pointers = new Map(); // those that are down, by number
     stage.onpointercancel = () => this.pointers.clear();
     this.actions = this.findActions();
@@ -315,16 +291,14 @@ class View {
       event.stopPropagation();
       if (event.key === "Enter") this.nextHit(event.shiftKey ? -1 : 1);
       if (event.key !== "Escape") return;
-      search.value = "";
       this.search("");
       stage.focus();
     };
-    tabs.onkeydown = ({ key }) => {
-      const by = { ArrowRight: 1, ArrowLeft: -1 }[key], { length } = this.tabs;
-      if (!by) return;
-      this.tab = this.tabs[(this.tabs.indexOf(this.tab) + by + length) % length];
-      this.drawPanel();
-      tabs.querySelector('[aria-selected="true"]').focus();
+    tabs.onkeydown = ({ key, target }) => {
+      const at = this.tabs.indexOf(target), by = { ArrowRight: 1, ArrowLeft: -1 }[key];
+      const next = by && this.tabs.at((at + by) % this.tabs.length);
+      next?.focus();
+      next?.click();
     };
     part("by").onchange = ({ target }) => this.groupBy(target.value);
     part("which").onchange = ({ target }) => {
@@ -338,11 +312,10 @@ class View {
     this.listenToDivider();
   }
 
-  /** Handles clicks on buttons: those of tabs, those of the legend, and those with an action. */
   onClick(event) {
     const button = event.target.closest("button"), { act, key } = button?.dataset ?? {};
     this.closeHint();
-    if (act) this.actions[act](event);
+    if (act) this.actions[act](event.shiftKey);
     if (key) this.toggle(key);
     if (button?.role === "tab") this.showTab(button.textContent);
     if (act || key) this.draw();
@@ -351,7 +324,6 @@ class View {
     if (event.detail && button && !isInDialog) this.part("stage").focus({ preventScroll: true });
   }
 
-  /** Lets the divider between the timeline and the panel be dragged, or moved with arrow keys. */
   listenToDivider() {
     const divider = this.part("divider"), side = this.part("side");
     const widen = (width) => {
@@ -366,16 +338,11 @@ class View {
     };
   }
 
-  toggleSide() {
-    const side = this.part("side");
-    side.hidden = !side.hidden;
-    this.part("fold").ariaExpanded = `${!side.hidden}`;
-  }
-
   closeHint() {
     const hint = this.part("hint");
-    if (!hint.hidden) isHintRead(true);
+    if (hint.hidden) return;
     hint.hidden = true;
+    this.memory[HINT] = "read";
   }
 
   wheel(event) {
@@ -386,7 +353,7 @@ class View {
     const scrolls = timeline.rows.length * timeline.rowHeight > timeline.height - RULER;
     if (ctrlKey || metaKey || !(isSideways || scrolls)) {
       timeline.zoom(Math.exp(by * 0.002), timeline.time(Math.max(GUTTER, event.offsetX)));
-    } else if (isSideways) this.pan((by / timeline.width) * 0.7);
+    } else if (isSideways) timeline.pan(timeline.span * (by / timeline.width) * 0.7);
     else timeline.scroll(deltaY);
     this.draw();
   }
@@ -399,49 +366,45 @@ class View {
     currentTarget.setPointerCapture(pointerId);
   }
 
-  /** Moves or zooms the window as far as a pointer has moved, or extends the selected area. */
   pointermove(event) {
-    const { timeline, drag, pointers } = this, { offsetX, offsetY } = event;
-    const last = pointers.get(event.pointerId), places = () => [...pointers.values()];
-    if (!last) return this.hover(event);
+    const { timeline, drag, pointers } = this, { pointerId, offsetX, offsetY } = event;
+    const before = [...pointers.values()];
+    if (!pointers.has(pointerId)) return this.hover(event);
     drag.moved ||= pointers.size > 1 || Math.hypot(offsetX - drag.x, offsetY - drag.y) > 4;
     if (!drag.moved) return;
+    pointers.set(pointerId, event);
     this.pointerleave();
-    const before = places();
-    pointers.set(event.pointerId, event);
-    if (pointers.size > 1) this.pinch(before, places());
-    else if (drag.mode === "move") {
-      timeline.show(...[timeline.from, timeline.until].map((time) =>
-        time - timeline.time(offsetX) + timeline.time(last.offsetX)));
-      timeline.scroll(last.offsetY - offsetY);
-    } else {
-      const rows = [drag.y, offsetY].map((y) =>
-        Math.min(timeline.rowAt(Math.max(RULER, y)), timeline.rows.length - 1));
-      const times = [drag.time, timeline.time(Math.max(GUTTER, offsetX))];
-      this.selectArea(times, drag.mode === "box" ? rows : []);
+    if (drag.mode === "move" || pointers.size > 1) this.move(before, [...pointers.values()]);
+    else {
+      const last = timeline.rows.length - 1, end = Math.max(GUTTER, offsetX);
+      const rowAt = (y) => Math.min(timeline.rowAt(Math.max(RULER, y)), last);
+      const rows = drag.mode === "box" ? [rowAt(drag.y), rowAt(offsetY)] : [];
+      this.selectArea([drag.time, timeline.time(end)], rows);
     }
     this.draw();
   }
 
-  /** Zooms between two fingers as far as their distance has changed. */
-  pinch(before, [one, other]) {
-    const { timeline } = this, middle = (one.offsetX + other.offsetX) / 2;
-    const width = ([a, b]) => Math.max(20, Math.abs(a.offsetX - b.offsetX));
-    timeline.zoom(width(before) / width([one, other]), timeline.time(middle));
+  /** Moves the window as far as one or two pointers have moved, and zooms as they part or meet. */
+  move(before, after) {
+    const { timeline } = this, middle = (all, side) => sumOf(all, (one) => one[side]) / all.length;
+    const [last, now] = [before, after].map((all) => timeline.time(middle(all, "offsetX")));
+    const width = ([one, other]) => Math.max(20, Math.abs(one.offsetX - other.offsetX));
+    timeline.pan(last - now);
+    if (after.length > 1) timeline.zoom(width(before) / width(after), last);
+    timeline.scroll(middle(before, "offsetY") - middle(after, "offsetY"));
   }
 
-  pointerup(event) {
-    const { timeline, drag, pointers } = this, { offsetX, offsetY } = event;
-    if (!pointers.delete(event.pointerId) || pointers.size || drag.moved) return;
+  pointerup({ pointerId, offsetX, offsetY }) {
+    const { timeline, pointers } = this;
+    if (!pointers.delete(pointerId) || pointers.size || this.drag.moved) return;
+    const flags = offsetY < RULER ? timeline.flags() : [];
+    const flag = flags.find(({ x }) => Math.abs(x - offsetX) < 7);
     if (offsetX < GUTTER && offsetY > RULER) timeline.unfold(timeline.rowAt(offsetY));
     else {
-      const flags = offsetY < RULER ? timeline.flags() : [];
-      const flag = flags.find(({ x }) => Math.abs(x - offsetX) < 7);
       timeline.tape = timeline.box = null;
       this.part("tip").hidden = true;
-      if (flag) return this.select(flag, true);
-      timeline.head = Math.max(0, timeline.time(offsetX));
-      this.select(timeline.hit(offsetX, offsetY));
+      if (!flag) timeline.head = Math.max(0, timeline.time(offsetX));
+      this.select(flag ?? timeline.hit(offsetX, offsetY), Boolean(flag));
     }
     this.draw();
   }
@@ -455,32 +418,18 @@ class View {
   hover({ offsetX, offsetY }) {
     const { timeline } = this, one = timeline.hit(offsetX, offsetY), tip = this.part("tip");
     const isOld = isSame(one, timeline.hovered);
-    this.mouse = offsetX;
+    timeline.mouse = offsetX;
     tip.hidden = !one || isSame(one, timeline.selected);
     if (!tip.hidden) {
       tip.textContent = shortCard(one.run, one.event).join("\n");
-      this.placeTip(tip, one, offsetX, offsetY);
+      const [top, bottom] = timeline.placeOf(one.run, one.event), tall = tip.offsetHeight + 6;
+      const y = bottom + tall < timeline.height ? bottom + 6 : top - tall; // not on the bar
+      const x = Math.min(offsetX + 14, timeline.width - tip.offsetWidth - 4);
+      Object.assign(tip.style, { left: `${x}px`, top: `${Math.max(4, y)}px` });
     }
     timeline.hovered = one;
     if (!isOld) timeline.drawOverlay();
   }
-
-  /** Places the short card near the pointer, where it covers neither the bar nor its other side. */
-  placeTip(tip, { run, event }, x, y) {
-    const { timeline } = this, { offsetWidth, offsetHeight } = tip;
-    const bars = [event, run.partner(event)].filter((i) => i >= 0).map((i) =>
-      [timeline.x(run.post[i]), timeline.x(run.endOf(i)), ...timeline.placeOf(run, i)]);
-    const inside = (at, most) => Math.max(4, Math.min(at, most - 4));
-    const places = [14, -14 - offsetHeight].flatMap((dy) => [14, -14 - offsetWidth].map((dx) => [
-      inside(x + dx, timeline.width - offsetWidth), inside(y + dy, timeline.height - offsetHeight),
-    ]));
-    const covered = ([left, top]) => bars.filter(([x0, x1, y0, y1]) =>
-      x0 < left + offsetWidth && x1 > left && y0 < top + offsetHeight && y1 > top).length;
-    const [left, top] = places.sort((one, other) => covered(one) - covered(other))[0];
-    Object.assign(tip.style, { left: `${left}px`, top: `${top}px` });
-  }
-
-  // -- keys
 
   /** Returns whether a key is meant for the view, and not for a field, a control or the dialog. */
   hears(event) {
@@ -491,30 +440,31 @@ class View {
     return isLetter || event.key === "Escape" || !control || control === this.part("stage");
   }
 
-  /** Returns what keys and buttons do, by key or, for buttons without a key, by name. */
+  /** Returns what keys and buttons do, by key or name; they get whether Shift is pressed. */
   findActions() {
-    const { timeline, part } = this;
+    const { timeline, part } = this, fold = part("fold");
     const grow = (by) => timeline.setRowHeight(timeline.rowHeight * by);
+    const goAcross = () => {
+      const { run, event } = timeline.selected ?? {}, other = run?.partner(event) ?? -1;
+      if (other >= 0) this.select({ run, event: other }, true);
+    };
     return {
-      w: () => this.zoom(ZOOM), s: () => this.zoom(1 / ZOOM),
-      a: () => this.pan(-0.15), d: () => this.pan(0.15),
-      f: () => this.fit(), z: () => this.zoomToArea(),
+      w: () => timeline.zoom(ZOOM), s: () => timeline.zoom(1 / ZOOM),
+      a: () => timeline.pan(-0.15 * timeline.span), d: () => timeline.pan(0.15 * timeline.span),
+      f: () => timeline.fitAll(), z: () => timeline.zoomToArea(),
       "+": () => grow(1.25), "-": () => grow(1 / 1.25),
       c: () => this.toggle("critical_path"), b: () => this.toggle("bubble"),
       p: () => timeline.selected && this.pin(timeline.selected),
-      m: () => this.setMark(),
-      u: () => timeline.unfold(timeline.selectedRow()),
+      m: () => timeline.notes.push(timeline.head) && this.drawLegend(),
+      u: () => timeline.unfold(timeline.selectedRow(timeline.height / 2)),
       " ": () => this.play(), ",": () => this.step(false), ".": () => this.step(true),
       "/": () => part("search").focus(),
       "?": () => part("help").showModal(), close: () => part("help").close(),
-      q: () => this.toggleSide(),
-      escape: () => this.clear(), enter: () => this.goAcross(),
-      arrowright: ({ shiftKey }) => this.walk(1, shiftKey),
-      arrowleft: ({ shiftKey }) => this.walk(-1, shiftKey),
-      arrowdown: ({ shiftKey }) => this.changeRow(1, shiftKey),
-      arrowup: ({ shiftKey }) => this.changeRow(-1, shiftKey),
-      home: ({ shiftKey }) => this.walk(-Infinity, shiftKey),
-      end: ({ shiftKey }) => this.walk(Infinity, shiftKey),
+      q: () => { fold.ariaExpanded = `${fold.ariaExpanded !== "true"}`; },
+      escape: () => this.clear(), enter: goAcross,
+      arrowright: (grows) => this.walk(1, grows), arrowleft: (grows) => this.walk(-1, grows),
+      arrowdown: (grows) => this.changeRow(1, grows), arrowup: (grows) => this.changeRow(-1, grows),
+      end: (grows) => this.walk(Infinity, grows), home: (grows) => this.walk(-Infinity, grows),
       pagedown: () => timeline.scroll(timeline.height - RULER),
       pageup: () => timeline.scroll(RULER - timeline.height),
       back: () => this.nextHit(-1), on: () => this.nextHit(1),
@@ -529,34 +479,12 @@ class View {
     event.preventDefault();
     event.stopImmediatePropagation();
     this.closeHint();
-    act(event);
+    act(event.shiftKey);
     this.draw();
-  }
-
-  setMark() {
-    this.timeline.notes.push(this.timeline.head);
-    this.drawLegend();
-  }
-
-  zoom(factor) {
-    const { timeline, mouse } = this;
-    timeline.zoom(factor, mouse > GUTTER ? timeline.time(mouse) : undefined);
-  }
-
-  pan(share) {
-    const { timeline } = this, by = share * (timeline.until - timeline.from);
-    timeline.show(timeline.from + by, timeline.until + by);
-  }
-
-  fit() {
-    this.timeline.fit();
-    this.timeline.hasOwnHeight = false;
-    this.layOut();
   }
 
   clear() {
     Object.assign(this.timeline, { selected: null, tape: null, box: null, notes: [] });
-    this.part("search").value = "";
     this.search("");
     this.drawLegend();
   }
@@ -572,7 +500,6 @@ class View {
     this.selectArea([...(tape ?? []), ...times], [...(box ?? []), ...rows]);
   }
 
-  /** Moves the selection along the events of its rank. */
   walk(by, grows) {
     const { run, event } = this.timeline.selected ?? {};
     if (!run) return this.changeRow(0);
@@ -586,8 +513,7 @@ class View {
   /** Selects the event that is current at the same time on the rank above or below. */
   changeRow(by, grows) {
     const { timeline } = this, one = timeline.selected;
-    const row = one ? timeline.rowOf(one.run, one.run.rank[one.event]) + by : timeline.rowAt(RULER);
-    const { run, rank } = timeline.rows[row] ?? {};
+    const { run, rank } = timeline.rows[timeline.selectedRow(RULER) + (one ? by : 0)] ?? {};
     if (!run || run.first[rank] === run.first[rank + 1]) return;
     const time = one ? one.run.post[one.event] : timeline.from;
     const posts = run.post.subarray(run.first[rank], run.first[rank + 1]);
@@ -595,23 +521,16 @@ class View {
     this.goTo({ run, event: run.first[rank] + before }, grows);
   }
 
-  goAcross() {
-    const { run, event } = this.timeline.selected ?? {}, other = run ? run.partner(event) : -1;
-    if (other >= 0) this.select({ run, event: other }, true);
-  }
-
-  // -- search
-
   search(text) {
     const { test, unknown } = parseSearch(text), isOn = text.trim() && !unknown;
     const marks = (run) => new Uint8Array(run.size).map((_, event) => test(run, event));
     const found = new Map(isOn ? this.runs.map((run) => [run, marks(run)]) : []);
-    this.timeline.found = isOn ? found : null;
-    let hits = 0;
-    for (const own of found.values()) hits = own.reduce((sum, one) => sum + one, hits);
+    const hits = sumOf([...found.values()], (own) => sumOf(own));
     const said = unknown ? `no field ${unknown}. Fields: ${[...FIELDS.keys()].join(", ")}`
       : `${hits.toLocaleString("en")} found`;
+    this.part("search").value = text;
     this.part("hits").textContent = text.trim() ? said : "";
+    this.timeline.found = isOn ? found : null;
     this.draw();
   }
 
@@ -631,16 +550,13 @@ class View {
     if (next) this.select(next, true);
   }
 
-  // -- playing
-
   play() {
     const { timeline } = this, { from, until, head } = timeline;
     this.playing = !this.playing;
-    const [sign, name] = this.playing ? ["❚❚", "pause"] : ["▶", "play"];
-    const about = { textContent: sign, ariaLabel: name, title: `${name} (space)` };
-    Object.assign(this.part("play"), about);
+    const [textContent, ariaLabel] = this.playing ? ["❚❚", "pause"] : ["▶", "play"];
+    const title = `${ariaLabel} (space)`;
+    Object.assign(this.part("play"), { textContent, ariaLabel, title });
     cancelAnimationFrame(this.moving); // otherwise a pending frame would continue in parallel
-    clearTimeout(this.timer);
     if (!this.playing) return;
     if (head < from || head >= Math.min(until, timeline.end)) timeline.head = Math.max(0, from);
     this.playOn(performance.now());
@@ -648,47 +564,36 @@ class View {
 
   /** Moves the playhead at each frame or, for readers who want no motion, to the next message. */
   playOn(last) {
-    const { timeline } = this, before = timeline.head, speed = SPEEDS[this.part("speed").value];
-    if (matchMedia("(prefers-reduced-motion: reduce)").matches) {
-      this.step(true);
-      if (timeline.head === before) return this.play();
-      this.timer = setTimeout(() => this.playOn(), CALM_MS / speed);
-      return;
-    }
     this.moving = requestAnimationFrame((now) => {
-      timeline.head += ((now - last) / 10000) * speed * (timeline.until - timeline.from);
+      const { timeline } = this, { head, span } = timeline;
+      const speed = SPEEDS[this.part("speed").value];
+      const isCalm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+      if (isCalm && now < this.pause) return this.playOn(now);
+      this.pause = now + CALM_MS / speed;
+      if (isCalm) this.step(true);
+      else timeline.head += ((now - last) / 10000) * speed * span;
       timeline.drawOverlay();
       this.ring.draw(this.which);
       this.code.update();
-      if (timeline.head >= Math.min(timeline.until, timeline.end)) this.play();
-      else this.playOn(now);
+      const isOver = isCalm ? timeline.head === head
+        : timeline.head >= Math.min(timeline.until, timeline.end);
+      if (isOver) this.play(); else this.playOn(now);
     });
   }
 
   step(forward) {
     const { timeline } = this;
     timeline.head = this.ring.traffic(this.which).step(timeline.head, forward);
-    const isIn = timeline.head >= timeline.from && timeline.head <= timeline.until;
-    if (!isIn) timeline.centre(timeline.head);
+    const { head, from, until } = timeline;
+    if (head < from || head > until) timeline.centre(head);
     this.draw();
   }
 }
 
-/** Returns whether the hint was read in this browser; `now` remembers that it is read. */
-function isHintRead(now = false) {
-  try {
-    if (now) localStorage.setItem(HINT, "read");
-    return localStorage.getItem(HINT) !== null;
-  } catch {
-    return false; // a frame without storage
-  }
-}
-
 function whileDragged(element, move) {
+  element.onpointermove = (event) => element.hasPointerCapture(event.pointerId) && move(event);
   element.onpointerdown = (event) => {
     element.setPointerCapture(event.pointerId);
-    element.onpointermove = move;
-    element.onpointerup = () => { element.onpointermove = null; };
     move(event);
   };
 }

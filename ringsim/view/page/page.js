@@ -1,11 +1,9 @@
-// The entry file of a standalone page, which contains the traces. The page's address contains the
-// state of the view.
+// The entry file of a standalone page, whose address contains the state of the view.
 
 class Page extends View {
-  /** Writes the state of the view to the address, so that a copied link restores the state. */
   remember() {
     const { timeline, tab } = this, { hidden, grouping, selected, pins, notes, top } = timeline;
-    const place = (one) => [this.runs.indexOf(one.run), one.event];
+    const place = ({ run, event }) => [this.runs.indexOf(run), event];
     const rows = [top, timeline.rowHeight].map((one) => Number(one.toFixed(1)));
     const words = {
       t: [timeline.from, timeline.until].map(Math.round), h: Math.round(timeline.head),
@@ -16,9 +14,7 @@ class Page extends View {
     const said = Object.entries(words).filter(([name, value]) => name === "hide" || `${value}`);
     try {
       history.replaceState(null, "", `#${new URLSearchParams(said)}`.replaceAll("%2C", ","));
-    } catch {
-      // the address of a frame without an origin of its own cannot be changed
-    }
+    } catch {} // the address of a frame without an origin of its own cannot be changed
   }
 
   /** Switches to the light theme until printing has ended; a still picture may be missing. */
@@ -49,14 +45,15 @@ class Page extends View {
     for (const one of events("e")) this.select(one);
     this.part("search").value = words.get("q") ?? "";
     this.search(this.part("search").value);
-    if (this.tabs.includes(words.get("tab"))) this.tab = words.get("tab");
+    const isTab = this.tabs.some(({ textContent }) => textContent === words.get("tab"));
+    if (isTab) this.tab = words.get("tab");
   }
 }
 
-/** Opens a view of runs, in the theme that the reader prefers. */
+const DARK = matchMedia("(prefers-color-scheme: dark)");
+
 function openView(View, root, runs) {
-  const prefers = matchMedia("(prefers-color-scheme: dark)");
-  return (window.ringsim = new View(root, runs).open(prefers.matches));
+  return (window.ringsim = new View(root, runs).open(DARK.matches));
 }
 
 /** Shows the parts of a run that the page's server sends while it continues, and the whole run. */
@@ -77,7 +74,6 @@ async function follow(root) {
   }
 }
 
-/** Shows the runs in a page. */
 async function start() {
   const root = document.querySelector(".ringsim");
   try {
@@ -85,8 +81,7 @@ async function start() {
     const read = async (one) => readRun(await unpack(fromBase64(one.textContent.trim())));
     const runs = await Promise.all(packed.map(read));
     addEventListener("beforeprint", () => window.ringsim?.print?.());
-    const prefers = matchMedia("(prefers-color-scheme: dark)");
-    prefers.addEventListener("change", (event) => window.ringsim?.setTheme(event.matches));
+    DARK.addEventListener("change", () => window.ringsim?.setTheme(DARK.matches));
     if (runs.length) openView(Page, root, runs); else await follow(root);
   } catch (error) {
     root.querySelector('[data-part="live"]').textContent = `cannot show the view: ${error.message}`;

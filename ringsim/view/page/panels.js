@@ -5,41 +5,30 @@ const MOST_ROWS = 60; // the most rows in the other tables
 const MOST_DOTS = 50000; // the most messages in the picture of bandwidths
 const SVG = new DOMParser().parseFromString("<svg/>", "text/html").body.firstChild.namespaceURI;
 
-/** Creates an element. Data from a trace is inserted only as text. */
-function make(name, properties = {}, ...children) {
-  const element = document.createElement(name);
+/** Adds properties and children to an element. Data from a trace is inserted only as text. */
+function furnish(element, properties, children) {
   for (const [key, value] of Object.entries(properties)) {
-    if (key in element && typeof value !== "string") element[key] = value;
-    else element.setAttribute(key, value);
+    if (typeof value === "function") element[key] = value; else element.setAttribute(key, value);
   }
   element.append(...children);
   return element;
 }
 
+function make(name, properties = {}, ...children) {
+  return furnish(document.createElement(name), properties, children);
+}
+
 function svg(name, attributes, ...children) {
-  const element = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  element.append(...children);
-  return element;
+  return furnish(document.createElementNS(SVG, name), attributes, children);
 }
 
 function press(text, properties, ...more) {
   return make("button", { type: "button", ...properties }, text, ...more);
 }
 
-/** Returns the context of a canvas in CSS pixels, empty and with the view's font. */
-function setUp(canvas, width, height) {
-  const context = canvas.getContext("2d"), ratio = devicePixelRatio || 1;
-  [canvas.width, canvas.height] = [width * ratio, height * ratio];
-  context.scale(ratio, ratio);
-  context.font = FONT;
-  context.textBaseline = "middle";
-  return context;
-}
-
 /** Returns the facts about an event, each as a pair of a name and a text. */
 function describe(run, event) {
-  const [post, wait, done] = [run.post, run.wait, run.done].map((times) => times[event]);
+  const { post: { [event]: post }, done: { [event]: done }, wait: { [event]: wait } } = run;
   const kind = run.kind(event), isOpen = isNaN(done), states = [];
   run.parts(event, (from, until, state) => {
     if (until > from) states.push([STATES[state].name, timeText(until - from, 4)]);
@@ -56,7 +45,7 @@ function describe(run, event) {
     ["rank", `${run.rank[event]}`], ["start", timeText(post, 6)],
     ["end", kind !== "mark" && (isOpen ? "never finished" : timeText(done, 6))],
     ["duration", !isOpen && timeText(done - post, 4)],
-    ...(run.isOperation(event) ? operation : []),
+    ...(run.isMessage(event) || kind === "collective" ? operation : []),
     column("stage"), column("microbatch"), ["line", run.place(event)],
   ].filter(([, text]) => text);
 }
@@ -65,8 +54,8 @@ function describe(run, event) {
 function reason(run, event) {
   const other = run.partner(event), isSend = run.kind(event) === "send";
   const missing = `No matching ${isSend ? "recv" : "send"} was found.`;
-  if (run.isMessage(event) && other < 0) return missing;
-  if (other < 0 || Number.isNaN(run.wait[event])) return "";
+  if (other < 0) return run.isMessage(event) ? missing : "";
+  if (isNaN(run.wait[event])) return "";
   const late = Math.min(run.post[other], run.endOf(event)) - run.wait[event];
   if (late <= 0) return "The other side was already posted.";
   return `Rank ${run.rank[event]} waited ${timeText(late)} because rank ${run.rank[other]} `
@@ -75,17 +64,15 @@ function reason(run, event) {
 
 /** Returns at most four lines about an event; the card in the panel has everything. */
 function shortCard(run, event) {
-  const { [event]: begin } = run.post, { [event]: done } = run.done, other = run.partner(event);
-  const { [event]: stage } = run.columns.stage, join = (words) => words.filter(Boolean).join(", ");
-  const start = timeText(begin, 6), took = timeText(done - begin, 4);
-  const times = run.kind(event) === "mark" ? start
-    : isNaN(done) ? `from ${start}, never finished` : `${start} to ${timeText(done, 6)} (${took})`;
-  const payload = run.payload(event) && bytesText(run.bytes(event));
-  const about = other < 0 ? [run.group(event), payload, run.place(event)]
+  const { rank, start, end, duration, stage, line } = Object.fromEntries(describe(run, event));
+  const times = duration ? `${start} to ${end} (${duration})` : `from ${start}, ${end}`;
+  const other = run.partner(event), size = run.payload(event) && bytesText(run.bytes(event));
+  const about = other < 0 ? [run.group(event), size, line]
     : [`other side: rank ${run.rank[other]}`,
       `from ${timeText(run.post[other], 6)} to ${timeText(run.endOf(other), 6)}`, run.place(other)];
-  const where = [`rank ${run.rank[event]}`, stage >= 0 && `stage ${stage}`, times];
-  return [run.text(event), join(where), join(about), reason(run, event)].filter(Boolean);
+  const where = [`rank ${rank}`, stage && `stage ${stage}`, end ? times : start];
+  const lines = [[run.text(event)], where, about, [reason(run, event)]];
+  return lines.map((words) => words.filter(Boolean).join(", ")).filter(Boolean);
 }
 
 /** Returns the card of an event and that of its other side; `buttons` follow the event's name. */
@@ -126,7 +113,6 @@ function areaTables(timeline, names) {
     return all.slice(0, most).join(", ") + (all.length > most ? " …" : "");
   };
   const share = (time) => `${((100 * time) / ((until - from) * sums.length)).toFixed(1)} %`;
-  const short = (state) => STATES[state].short || name(state, 1);
   const [length, begin, end] = [until - from, from, until].map((time) => timeText(time, 4));
   const sent = countText(sumOf(sums, ({ messages }) => messages), "message");
   const size = bytesText(sumOf(sums, ({ bytes }) => bytes));
@@ -135,7 +121,7 @@ function areaTables(timeline, names) {
       + `${sent} sent, ${size}. Nested spans and overlapping operations count in each.`),
     table("Time of all ranks", ["state", "time", "share"],
       states.map((state) => [name(state), timeText(totals[state], 4), share(totals[state])])),
-    table("By rank", ["rank", ...states.map(short), "sent"],
+    table("By rank", ["rank", ...states.map((one) => STATES[one].short || name(one, 1)), "sent"],
       sums.slice(0, MOST_TABLE).map((one) => [
         one.name, ...states.map((state) => timeText(one.times[state])),
         `${one.messages.toLocaleString("en")}, ${bytesText(one.bytes)}`])),
@@ -146,18 +132,15 @@ function most(rows) {
   return [...rows].sort((a, b) => b.bytes - a.bytes || b.count - a.count).slice(0, MOST_ROWS);
 }
 
-/** Returns a table of the operations in a window. */
 function statisticsTable(run, from, until) {
-  const operations = [], { op, group } = run.columns;
-  run.visitAll(from, until, (i) => operations.push(i));
-  const byName = Map.groupBy(operations, (i) => op[i] + run.head.ops.length * group[i]);
-  const rows = [...byName.values()].map((all) => ({
-    all, count: all.length, bytes: sumOf(all, (i) => run.bytes(i)),
-  }));
-  const cells = ({ all, count, bytes }) => {
-    const blocked = all.map((i) => run.done[i] - run.wait[i]).filter((time) => time >= 0);
-    const rates = all.map((i) => run.rate(i)).filter((rate) => rate > 0);
-    return [run.op(all[0]), run.group(all[0]), count.toLocaleString("en"), bytesText(bytes),
+  const all = run.operationsIn(from, until), { op, group } = run.columns;
+  const byName = Map.groupBy(all, (i) => op[i] + run.head.ops.length * group[i]);
+  const rows = [...byName.values()].map((own) =>
+    ({ own, count: own.length, bytes: sumOf(own, (i) => run.bytes(i)) }));
+  const cells = ({ own, count, bytes }) => {
+    const blocked = own.map((i) => run.done[i] - run.wait[i]).filter((time) => time >= 0);
+    const rates = own.map((i) => run.rate(i)).filter((rate) => rate > 0);
+    return [run.op(own[0]), run.group(own[0]), count.toLocaleString("en"), bytesText(bytes),
       blocked.length ? `${timeText(median(blocked))}, ${timeText(sumOf(blocked))}` : "–",
       rates.length ? `${(median(rates) / 1e9).toPrecision(2)} GB/s` : "–"];
   };
@@ -167,13 +150,8 @@ function statisticsTable(run, from, until) {
 }
 
 function sumOf(list, of = (one) => one) { return list.reduce((sum, one) => sum + of(one), 0); }
+function median(values) { return Float64Array.from(values).sort()[values.length >> 1]; }
 
-/** Returns the median, or NaN if there are no values. */
-function median(values) {
-  return values.length ? Float64Array.from(values).sort()[values.length >> 1] : NaN;
-}
-
-/** Creates a table, in which the first cell of each row is its name. */
 function table(caption, names, rows) {
   const cell = (text) => make("td", { class: /^[\d.]+( \S+)?$/.test(text) ? "number" : "" }, text);
   const row = ([name, ...cells]) =>
@@ -186,21 +164,15 @@ function table(caption, names, rows) {
 function edgesTable(edges) {
   const cells = ({ src, dst, count, bytes }) =>
     [`rank ${src}`, `rank ${dst}`, count.toLocaleString("en"), bytesText(bytes)];
-  const names = ["from", "to", "messages", "bytes"];
-  return table("Messages by edge", names, most(edges).map(cells));
+  return table("Messages by edge", ["from", "to", "messages", "bytes"], most(edges).map(cells));
 }
 
 /** Returns the bytes, rate and kind of the operations in a window that moved data. */
-function bandwidths(timeline, run) {
-  const points = [];
-  run.visitAll(timeline.from, timeline.until, (i) => {
-    const kind = run.kind(i), rate = kind === "send" ? NaN : run.rate(i);
-    if (rate && points.length < MOST_DOTS) points.push([run.bytes(i), rate, kind]);
-  });
-  return points;
+function bandwidths({ from, until }, run) {
+  const moved = run.operationsIn(from, until).filter((i) => run.kind(i) !== "send" && run.rate(i));
+  return moved.slice(0, MOST_DOTS).map((i) => [run.bytes(i), run.rate(i), run.kind(i)]);
 }
 
-/** Returns the panel of bandwidths, with a chart of a width. */
 function bandwidthPanel(timeline, run, width) {
   const label = "bandwidth against size for the visible messages";
   return [bandwidthChart(timeline, [run], label, width, 180), make("p", {}, "Each dot is a visible "
@@ -208,33 +180,32 @@ function bandwidthPanel(timeline, run, width) {
     + "bandwidth is a lower bound.")];
 }
 
-/** Draws the bandwidth of the messages in a window against their size, on logarithmic axes. */
+/** Returns a logarithmic axis between two pixels: a scale, and at most some powers of a base. */
+function makeAxis(values, base, from, to, most) {
+  const log = (value) => Math.log2(value) / Math.log2(base);
+  const logs = Float64Array.from(values, log).sort(), low = Math.floor(logs[0] + 1e-6);
+  const high = Math.max(low + 1, Math.ceil(logs.at(-1) - 1e-6));
+  const at = (value) => from + ((log(value) - low) / (high - low)) * (to - from);
+  const step = Math.max(1, Math.ceil((high - low) / most)), ticks = [];
+  for (let power = low; power <= high; power += step) ticks.push(base ** power);
+  return { at, ticks };
+}
+
 function bandwidthChart(timeline, runs, label, width, height) {
   const several = runs.map((run) => bandwidths(timeline, run)), all = several.flat();
   if (!all.length) return make("p", {}, "No message with data ended in this window.");
-  const [wide, tall] = [width - 84, height - 34];
-  const range = (at, log) => {
-    const values = all.map((one) => log(one[at]) + 1e-9);
-    const [low, high] = [Math.min, Math.max].map((end) => values.reduce((a, b) => end(a, b)));
-    return [Math.floor(low), Math.max(Math.floor(low) + 1, Math.ceil(high - 1e-6))];
-  };
-  const [x0, x1] = range(0, Math.log2), [y0, y1] = range(1, Math.log10), parts = [];
-  const x = (bytes) => 62 + ((Math.log2(bytes) - x0) / (x1 - x0)) * wide;
-  const y = (rate) => 12 + ((y1 - Math.log10(rate)) / (y1 - y0)) * tall;
-  const step = Math.ceil((x1 - x0) / Math.max(1, Math.floor(wide / 56)));
-  for (let power = x0; power <= x1; power += step) {
-    const at = x(2 ** power), name = bytesText(2 ** power);
-    parts.push(`<path d="M${at},12v${tall}"/><text x="${at}" y="${height - 8}">${name}</text>`);
-  }
-  for (let power = y0; power <= y1; power++) {
-    const at = y(10 ** power), name = rateText(10 ** power);
-    parts.push(`<path d="M62,${at}h${wide}"/>`,
-      `<text class="rate" x="58" y="${at + 4}">${name}</text>`);
-  }
-  for (const [number, points] of several.entries()) {
-    const places = points.map(([bytes, rate, kind]) => [x(bytes), y(rate), kind]);
-    parts.push(drawPoints(places, runs.length > 1 ? LETTERS[number] : ""));
-  }
+  const [left, right, top, bottom] = [62, width - 22, 12, height - 22];
+  const x = makeAxis(all.map(([bytes]) => bytes), 2, left, right, (right - left) / 56);
+  const y = makeAxis(all.map(([, rate]) => rate), 10, bottom, top, Infinity);
+  const parts = [
+    ...x.ticks.map((bytes) => `<path d="M${x.at(bytes)},${top}V${bottom}"/>`
+      + `<text x="${x.at(bytes)}" y="${height - 8}">${bytesText(bytes)}</text>`),
+    ...y.ticks.map((rate) => `<path d="M${left},${y.at(rate)}H${right}"/>`
+      + `<text class="rate" x="58" y="${y.at(rate) + 4}">${rateText(rate)}</text>`),
+    ...several.map((points, number) => drawPoints(
+      points.map(([bytes, rate, kind]) => [x.at(bytes), y.at(rate), kind]),
+      runs.length > 1 ? LETTERS[number] : "")),
+  ];
   const viewBox = `0 0 ${width} ${height}`;
   const chart = svg("svg", { class: "chart", role: "img", "aria-label": label, viewBox });
   chart.innerHTML = parts.join("");
@@ -252,7 +223,6 @@ function drawPoints(places, name) {
     + `<path class="dots ${hole && "hollow"}" d="${dots}"/>${hole}`;
 }
 
-/** Returns a table of the visible events, or of only the first if there are many. */
 function visibleTable(timeline) {
   const rows = [], { from, until } = timeline;
   for (const { run, rank } of timeline.rowsInView()) {
@@ -282,8 +252,8 @@ const FIELDS = new Map(Object.entries({ // of a run's event, for a search
 
 /** Returns the sender ("send") or the receiver ("recv") of a message, or NaN for other events. */
 function sideOf(run, i, kind) {
-  if (!run.isMessage(i)) return NaN;
-  return run.kind(i) === kind ? run.rank[i] : run.columns.peer[i];
+  const side = run.kind(i) === kind ? run.rank[i] : run.columns.peer[i];
+  return run.isMessage(i) ? side : NaN;
 }
 
 /** Returns whether a value of an event fits a term of a search, such as `rank:2` or `size>1024`. */
@@ -294,10 +264,7 @@ function fits(own, sign, value, isWhole) {
   return sign === ":" ? own === number : sign === "<" ? own < number : own > number;
 }
 
-/**
- * Converts a search text to {test, unknown}: a test for events, and the first field that does not
- * exist. The text consists of words, or of terms such as `rank:2 op:recv size>1024`.
- */
+/** Converts words and terms, such as `size>1024`, to a test for events and an unknown field. */
 function parseSearch(text) {
   let unknown;
   const tests = text.trim().toLowerCase().split(/\s+/).filter(Boolean).map((word) => {

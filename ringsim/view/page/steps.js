@@ -7,55 +7,47 @@ const NO_STEPS = "This run contains no complete pipeline step. train_step_pipeli
 const ABOUT_LIVE = "Live activations of the visible ranks: the data that each stage keeps for its "
   + "microbatches' backward passes.";
 
-/** Returns the largest number of live activations of a rank in a window. */
-function peakIn(run, rank, from, until) {
-  const [times, live] = run.rowsOf("live", rank);
+function liveIn(run, rank, from, until) {
+  const columns = run.rowsOf("live", rank), [times] = columns;
   const first = Math.max(0, firstAbove(times, from) - 1), last = firstAbove(times, until);
-  return live.subarray(first, last).reduce((most, one) => Math.max(most, one), 0);
+  return columns.map((column) => column.subarray(first, last));
 }
 
-/** Draws the live activations of the visible ranks, one strip per rank, over the visible time. */
-function drawActivations(canvas, timeline, run) {
-  const { from, until, muted, colourOf } = timeline;
+function drawActivations(timeline, run, width) {
+  const { from, until, span } = timeline, right = width - 24;
   const rows = timeline.rowsInView().filter((row) => row.run === run);
   const ranks = rows.map(({ rank }) => rank).filter((rank) => run.rowsOf("live", rank)[0].length);
   ranks.splice(MOST_STRIPS);
-  const strip = Math.max(12, Math.min(40, 180 / ranks.length)), ratio = devicePixelRatio || 1;
-  const width = canvas.clientWidth || 300, context = setUp(canvas, width, strip * ranks.length);
-  canvas.style.height = `${strip * ranks.length}px`;
-  const peaks = ranks.map((rank) => peakIn(run, rank, from, until));
-  const highest = Math.max(1, ...peaks);
-  const x = (time) => { // at a whole pixel, which avoids gaps
-    const share = (Math.min(Math.max(time, from), until) - from) / (until - from);
-    return Math.round((52 + share * (width - 76)) * ratio) / ratio;
-  };
-  for (const [row, rank] of ranks.entries()) {
-    const floor = (row + 1) * strip - 1, [times, live] = run.rowsOf("live", rank);
-    context.fillStyle = muted;
-    context.fillText(`rank ${rank}`, 0, floor - strip / 2);
-    const most = `≤ ${peaks[row]}`;
-    context.fillText(most, width - context.measureText(most).width, floor - strip / 2);
-    context.fillRect(52, floor, width - 76, 0.5);
-    context.fillStyle = colourOf.activations;
-    for (const [k, time] of times.entries()) {
-      const next = times[k + 1] ?? until, height = ((strip - 3) * live[k]) / highest;
-      if (live[k] <= 0 || next <= from || time >= until) continue;
-      context.fillRect(x(time), floor - height, Math.max(0.5, x(next) - x(time)), height);
-    }
-  }
+  const strip = Math.max(12, Math.min(40, 180 / ranks.length)), height = strip * ranks.length;
+  const lives = ranks.map((rank) => liveIn(run, rank, from, until));
+  const peaks = lives.map(([, live]) => live.reduce((most, one) => Math.max(most, one), 0));
+  const x = (time) => 52 + ((Math.min(Math.max(time, from), until) - from) / span) * (right - 52);
+  const strips = ranks.map((rank, row) => {
+    const floor = (row + 1) * strip - 1, [times, live] = lives[row];
+    const y = (count) => floor - ((strip - 3) * Math.max(0, count)) / Math.max(1, ...peaks);
+    const line = Array.from(times, (time, k) => `H${x(time)}V${y(live[k])}`).join("");
+    const text = (at, look, name) =>
+      `<text class="${look}" x="${at}" y="${floor - strip / 2}">${name}</text>`;
+    return text(0, "", `rank ${rank}`) + text(width, "most", `≤ ${peaks[row]}`)
+      + path("floor", `M52,${floor}H${right}`) + path("", `M52,${floor}${line}H${right}V${floor}`);
+  });
   const said = ranks.map((rank, row) => `rank ${rank} at most ${peaks[row]}`);
-  canvas.setAttribute("aria-label", `live activations: ${said.join(", ")}`);
+  const picture = svg("svg", {
+    class: "activations", role: "img", viewBox: `0 0 ${width} ${height}`,
+    "aria-label": `live activations: ${said.join(", ")}`,
+  });
+  picture.innerHTML = strips.join("");
+  return picture;
 }
 
-/** Returns the panel for the visible steps, with live activations and the bubble of each step. */
-function stepsPanel(timeline, run) {
-  const steps = [...run.head.steps.entries()];
+function stepsPanel(timeline, run, width) {
+  const { from, until } = timeline, steps = [...run.head.steps.entries()];
   if (!steps.length) return [make("p", {}, NO_STEPS)];
-  const seen = steps.filter(([, { begin, end }]) => begin < timeline.until && end > timeline.from);
+  const seen = steps.filter(([, { begin, end }]) => begin < until && end > from);
   const rows = seen.slice(0, MOST_STEPS).map(([number, { name, begin, end, bubble }]) => [
     `${number}`, name, timeText(begin, 4), timeText(end - begin, 4),
     `${(100 * bubble).toFixed(1)} %`,
   ]);
-  return [make("p", {}, ABOUT_LIVE), make("canvas", { role: "img" }),
+  return [make("p", {}, ABOUT_LIVE), drawActivations(timeline, run, width),
     table("Visible steps", ["step", "schedule", "start", "duration", "bubble"], rows)];
 }

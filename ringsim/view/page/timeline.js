@@ -1,11 +1,10 @@
-// The timeline draws ranks as rows, pixel by pixel, with the ruler above, the whole run below, and
-// the selection on top.
+// Draws ranks as rows, with a ruler above, the whole run below, and the selection on top.
 
 const [GUTTER, RULER] = [92, 34]; // the space for names left of the rows, and for times above them
 const FOLDED_ROW = 14; // if ranks would be lower than 5 pixels, several share a row this high
 const [MOST_ODD, STRIPS] = [12, 12]; // the most ranks with a row of their own; overview strips
-const LEAST_ROW = 3; // the least row height in pixels
-const TWO_LINES = 28; // the least height of a row with two lines of names
+// the least heights of rows: of all, of those with brackets of steps, and with two lines of names
+const [LEAST_ROW, LEAST_STEPS, TWO_LINES] = [3, 16, 28];
 // the kinds of findings in runs that finished
 const SLOW_KINDS = new Set(["link", "slow_link", "late_sender", "late_receiver", "straggler"]);
 const [MOST_ARROWS, MOST_NAMES] = [400, 1000]; // more would look like a grey area
@@ -21,19 +20,18 @@ const TEXTURES = { // whether a pixel belongs to a line of the texture
   x: (x, y) => (x + y) % 8 === 0 || (x - y) % 8 === 0,
 };
 
-/** Returns the mixtures of a colour "#rrggbb" with another one, as pixels of an ImageData. */
-function shades(colour, ground) {
-  const parse = (one) => [5, 3, 1].map((at) => parseInt(one.slice(at, at + 2), 16));
-  const over = parse(colour), under = parse(ground);
-  const mix = (share, k) => Math.round(under[k] + ((over[k] - under[k]) * share) / 255);
-  return (share) =>
-    ((255 << 24) | (mix(share, 0) << 16) | (mix(share, 1) << 8) | mix(share, 2)) >>> 0;
+/** Returns a mixture of two colours "#rrggbb" as a pixel; a `share` of 255 is the pure colour. */
+function pixel(colour, ground, share = 255) {
+  const over = parseInt(colour.slice(1), 16), under = parseInt(ground.slice(1), 16);
+  const mix = (shift) => {
+    const high = (over >> shift) & 255, low = (under >> shift) & 255;
+    return Math.round(low + ((high - low) * share) / 255);
+  };
+  return ((255 << 24) | (mix(0) << 16) | (mix(8) << 8) | mix(16)) >>> 0;
 }
 
-/** Returns one mixture of two colours; a `share` of 255 is the pure colour. */
-function pixel(colour, ground, share = 255) { return shades(colour, ground)(share); }
-
-function strokeLine(context, ...points) { context.stroke(new Path2D(`M${points.join("L")}`)); }
+function path(look, d) { return `<path class="${look}" d="${d}"/>`; }
+function box(x0, x1, y0, y1) { return `M${x0},${y0}H${x1}V${y1}H${x0}Z`; }
 
 /** Draws runs on one axis; `overlay` is an SVG group for what changes with the pointer. */
 class Timeline {
@@ -44,10 +42,10 @@ class Timeline {
     this.begin = Math.min(0, ...runs.map((run) => run.begin)); // marks may precede the first event
     this.top = 0;
     this.unfolded = new Set(); // the keys of rows of several ranks that are shown rank by rank
-    this.ghost = runs.length === 2 && runs[1].head.predicted ? runs[0] : null;
+    const [, second] = runs.length === 2 ? runs : [];
+    this.ghost = second?.head.predicted ? runs[0] : null;
     // for two runs, by rank, the ends of events in the second, and how much later they are
-    this.lags = runs.length !== 2 ? []
-      : Array.from({ length: runs[1].ranks }, (_, rank) => runs[1].rowsOf("lags", rank));
+    this.lags = second?.head.counts.map((_, rank) => second.rowsOf("lags", rank)) ?? [];
     this.fit();
     this.hidden = new Set(["critical_path"]); // keys of MEANINGS
     this.groupBy("rank");
@@ -65,9 +63,9 @@ class Timeline {
   /** Sorts the rows by "rank", "stage" or "host", so that a group's ranks are together. */
   groupBy(by) {
     this.grouping = by;
+    const groupOf = (run, rank) => (by === "rank" ? 0 : run[`${by}s`]?.[rank] ?? -1);
     this.all = this.runs.flatMap((run, number) => (run === this.ghost ? []
-      : Array.from({ length: run.ranks }, (_, rank) => (
-        { run, number, rank, group: by === "rank" ? 0 : run[`${by}s`]?.[rank] ?? -1 }))));
+      : run.head.counts.map((_, rank) => ({ run, number, rank, group: groupOf(run, rank) }))));
     // as an unsigned number, -1 comes last
     this.all.sort((one, other) => (one.group >>> 0) - (other.group >>> 0)
       || one.rank - other.rank || one.number - other.number);
@@ -76,35 +74,33 @@ class Timeline {
 
   /** Puts neighbouring ranks into one row if there are too many, except ranks unlike the others. */
   fold() {
-    const room = (this.height ?? 600) - RULER, { all } = this, rows = new Map();
+    const room = (this.height ?? 600) - RULER, { all } = this;
     const most = Math.max(4, room / FOLDED_ROW - MOST_ODD);
     const size = 2 ** Math.ceil(Math.log2(all.length / most));
-    for (const row of all) {
-      const part = `${row.number} ${row.group} ${Math.floor(row.rank / size)}`;
-      const alone = all.length * 5 <= room || this.isOdd(row) || this.unfolded.has(part);
-      const key = alone ? rows.size : part;
-      if (rows.has(key)) rows.get(key).ranks.push(row.rank);
-      else rows.set(key, { ...row, part, place: rows.size, ranks: [row.rank] });
-    }
-    this.rows = [...rows.values()];
+    for (const row of all) row.part = `${row.number} ${row.group} ${Math.floor(row.rank / size)}`;
+    const isAlone = (row) =>
+      all.length * 5 <= room || this.isOdd(row) || this.unfolded.has(row.part);
+    const rows = Map.groupBy(all, (row) => (isAlone(row) ? row : row.part));
+    this.rows = [...rows.values()].map((own, place) =>
+      ({ ...own[0], place, ranks: own.map(({ rank }) => rank) }));
     this.places = this.runs.map((run) => new Int32Array(run.ranks));
     for (const { place, number, ranks } of this.rows) {
       for (const rank of ranks) this.places[number][rank] = place;
     }
-    if (this.ghost) this.places[0].set(this.places[1].subarray(0, this.ghost.ranks));
+    if (this.ghost) this.places[0] = this.places[1];
   }
 
   /** Shows the ranks of a row one by one or, if they are shown so, in one row. */
   unfold(place) {
     const { part } = this.rows[place] ?? {};
     if (!this.unfolded.delete(part)) this.unfolded.add(part);
-    this.resize(this.width, this.height);
+    this.resize();
   }
 
-  /** Returns the row of the selection or, without one, the row in the middle. */
-  selectedRow() {
-    const one = this.selected;
-    return one ? this.rowOf(one.run, one.run.rank[one.event]) : this.rowAt(this.height / 2);
+  /** Returns the row of the selection or, without one, the row at a height. */
+  selectedRow(y) {
+    const { run, event } = this.selected ?? {};
+    return run ? this.rowOf(run, run.rank[event]) : this.rowAt(y);
   }
 
   /** Returns whether a rank is unlike most others, and one of the few that are most so. */
@@ -117,22 +113,23 @@ class Timeline {
   setTheme(dark) {
     const looks = Object.entries(MEANINGS), theme = dark ? "dark" : "light";
     const colourOf = Object.fromEntries(looks.map(([key, look]) => [key, look[theme]]));
-    const { ground, field: stripe, ink, muted, grid, running } = colourOf;
-    Object.assign(this, { dark, colourOf, ground, stripe, ink, muted, grid, running });
+    const { ground, field: stripe, ink, muted, running } = colourOf;
+    Object.assign(this, { dark, colourOf, ground, stripe, ink, muted, running });
     this.colours = STATE_KEYS.map((key) => colourOf[key]);
-    this.textures = this.colours.map((colour) => pixel(readableInk(colour), colour, 100));
-    const shares = Array.from({ length: 256 }, (_, share) => share);
-    this.pixels = [ground, stripe].map((under) =>
-      this.colours.map((colour) => Uint32Array.from(shares, shades(colour, under))));
+    this.textures = this.colours.map((colour) => pixel(INKS[colour], colour, 100));
+    this.pixels = [ground, stripe].map((under) => this.colours.map((colour) =>
+      Uint32Array.from({ length: 256 }, (_, share) => pixel(colour, under, share))));
     this.empty = [ground, stripe].map((colour) => pixel(colour, colour));
   }
 
-  resize(width, height) {
+  resize(width = this.width, height = this.height) {
     [this.width, this.height] = [width, height];
     this.ratio = Math.min(devicePixelRatio || 1, Math.sqrt(MOST_PIXELS / (width * height)));
     this.canvas.width = Math.round(width * this.ratio);
     this.canvas.height = Math.round(height * this.ratio);
     [this.overview.width, this.overview.height] = [width, 48];
+    this.image = new ImageData(this.canvas.width, this.canvas.height);
+    this.buffer = new Uint32Array(this.image.data.buffer);
     this.left = Math.round(GUTTER * this.ratio); // in pixels of the canvas
     this.fold();
     const fills = (height - RULER) / this.rows.length;
@@ -140,44 +137,40 @@ class Timeline {
     this.scroll(0);
   }
 
-  // -- positions
-
-  get perPixel() { return (this.until - this.from) / (this.canvas.width - this.left); }
-
-  x(time) {
-    return GUTTER + ((time - this.from) / (this.until - this.from)) * (this.width - GUTTER);
-  }
-
-  time(x) { return this.from + ((x - GUTTER) / (this.width - GUTTER)) * (this.until - this.from); }
-
+  get span() { return this.until - this.from; }
+  get perPixel() { return this.span / (this.canvas.width - this.left); }
+  x(time) { return GUTTER + ((time - this.from) / this.span) * (this.width - GUTTER); }
+  time(x) { return this.from + ((x - GUTTER) / (this.width - GUTTER)) * this.span; }
   y(row) { return RULER + row * this.rowHeight - this.top; }
   rowAt(y) { return y < RULER ? -1 : Math.floor((y - RULER + this.top) / this.rowHeight); }
   rowOf(run, rank) { return this.places[this.runs.indexOf(run)][rank]; }
   rowsInView() { return this.rows.slice(this.rowAt(RULER), this.rowAt(this.height - 1) + 1); }
 
-  /** Returns the top and the bottom of a lane's bars in a row, in pixels from the row's top. */
-  laneSpan(row, band, lane) {
-    const lanes = row.run.lanesOf(row.rank), height = this.rowHeight;
-    if (band === "program") band = "span";
-    const bracket = !lanes.step.length || height < 16 ? 0 : height < 64 ? 5 : 13; // of steps
-    const pad = height >= 12 ? 2 : 0;
-    if (band === "step") return [pad, pad + bracket];
-    const inner = height - 2 * pad - bracket, first = pad + bracket;
-    const share = lanes.span.length && lanes.operation.length ? 0.55 : band === "span" ? 1 : 0;
-    const [low, high] = band === "span" ? [0, inner * share] : [inner * share, inner];
-    const each = (high - low) / Math.max(1, lanes[band].length);
-    return [first + low + lane * each, first + low + (lane + 1) * each];
+  /** Returns the top and the bottom of a lane's bars. */
+  laneSpan({ run, rank, place }, band, lane) {
+    const { step, span, operation } = run.lanesOf(rank), height = this.rowHeight;
+    const bracket = !step.length || height < LEAST_STEPS ? 0 : height < 64 ? 5 : 13;
+    const pad = height >= 12 ? 2 : 0, y = this.y(place) + pad;
+    if (band === "step") return [y, y + bracket];
+    const [top, bottom] = [y + bracket, y + height - 2 * pad], isOperation = band === "operation";
+    const share = span.length && operation.length ? 0.55 : isOperation ? 0 : 1;
+    const middle = top + share * (bottom - top);
+    const [first, last] = isOperation ? [middle, bottom] : [top, middle];
+    const each = (last - first) / Math.max(1, (isOperation ? operation : span).length);
+    return [first + lane * each, first + (lane + 1) * each];
   }
 
-  zoom(factor, time = (this.from + this.until) / 2) {
-    const span = Math.min(this.end * 1.2, Math.max(10, (this.until - this.from) * factor));
-    const share = (time - this.from) / (this.until - this.from);
+  /** Zooms at a time or, without one, at the pointer if it was last in the rows. */
+  zoom(factor, time = this.mouse > GUTTER ? this.time(this.mouse) : this.from + this.span / 2) {
+    const most = 1.2 * (this.end - this.begin);
+    const span = Math.min(most, Math.max(10, this.span * factor));
+    const share = (time - this.from) / this.span;
     this.show(time - share * span, time + (1 - share) * span);
   }
 
+  pan(by) { this.show(this.from + by, this.until + by); }
   fit() { this.show(this.begin, this.end + 0.005 * (this.end - this.begin)); }
-
-  centre(time, span = this.until - this.from) { this.show(time - span / 2, time + span / 2); }
+  centre(time, span = this.span) { this.show(time - span / 2, time + span / 2); }
 
   /** Shows a time range, moved if necessary so that it includes a part of the run. */
   show(from, until) {
@@ -199,16 +192,25 @@ class Timeline {
     this.scroll(0);
   }
 
-  showRows(first, last) {
-    this.setRowHeight((this.height - RULER) / (last - first + 1));
-    this.top = first * this.rowHeight;
-    this.scroll(0);
+  fitAll() {
+    this.hasOwnHeight = false;
+    this.fit();
+    this.resize();
+  }
+
+  zoomToArea() {
+    const { tape, box: rows } = this;
+    if (!tape) return;
+    this.show(...tape);
+    if (rows) this.setRowHeight((this.height - RULER) / (rows[1] - rows[0] + 1));
+    if (rows) this.scroll(rows[0] * this.rowHeight - this.top);
+    this.tape = this.box = null;
   }
 
   /** Scrolls an event into view, and zooms only if the event is much too short or too long. */
   reveal({ run, event }) {
     const begin = run.post[event], end = run.endOf(event), long = end - begin;
-    const span = this.until - this.from, fits = long <= span && long >= span / 200;
+    const { span } = this, fits = long <= span && long >= span / 200;
     const isIn = begin >= this.from && end <= this.until;
     const least = Math.max(20 * long, this.end / 1e6, 100);
     if (!fits || !isIn) this.centre((begin + end) / 2, fits ? span : least);
@@ -220,47 +222,35 @@ class Timeline {
   hit(x, y) {
     const row = this.rows[this.rowAt(y)];
     if (!row || x < GUTTER) return null;
-    const slack = 3 * this.perPixel * this.ratio, time = this.time(x);
-    const inside = y - this.y(row.place), near = this.rowHeight < 12 ? this.rowHeight : 1;
-    const { run, rank } = row, found = this.found?.get(run);
+    const { run, rank } = row, found = this.found?.get(run), time = this.time(x);
+    const slack = 3 * this.perPixel * this.ratio, near = this.rowHeight < 12 ? this.rowHeight : 1;
     const outside = (at, from, until) => Math.max(0, from - at, at - until);
     let best = null, distance = Infinity;
     run.visit(rank, BANDS, time - slack, time + slack, (event) => {
-      const away = outside(inside, ...this.laneSpan(row, run.bandOf(event), run.lane[event]));
-      if (away > near || this.hides(run, event) || (found && !found[event])) return;
+      const away = outside(y, ...this.placeOf(run, event));
+      if (away > near || (found && !found[event])) return;
+      let isShown = false;
+      run.parts(event, (_, __, state) => { isShown ||= !this.hidden.has(STATE_KEYS[state]); });
       const off = away * slack + outside(time, run.post[event], run.endOf(event));
-      if (off <= distance) [best, distance] = [{ run, event }, off];
+      if (isShown && off <= distance) [best, distance] = [{ run, event }, off];
     });
     return best;
   }
 
-  hides(run, event) {
-    let shows = !this.hidden.size;
-    run.parts(event, (_, __, state) => { shows ||= !this.hidden.has(STATE_KEYS[state]); });
-    return !shows;
-  }
-
-  // -- bars
-
   draw() {
-    const { canvas: { width, height }, ratio } = this, rows = this.rowsInView();
+    const { canvas: { width }, ratio, hidden } = this, rows = this.rowsInView();
     const context = this.canvas.getContext("2d");
-    if (this.image?.width !== width || this.image.height !== height) {
-      this.image = new ImageData(width, height);
-      this.buffer = new Uint32Array(this.image.data.buffer);
-    }
     this.buffer.fill(this.empty[0]);
     this.names = [];
-    this.isOff = STATE_KEYS.map((key) => this.hidden.has(key));
+    this.isOff = STATE_KEYS.map((key) => hidden.has(key));
     const many = this.countBars() > MOST_BARS;
-    const hasGhosts = this.ghost && !many && !this.hidden.has("recorded");
-    const hasBubbles = !many && !this.hidden.has("bubble");
+    const bands = BANDS.filter((band) => band !== "step" || this.rowHeight >= LEAST_STEPS);
     for (const row of rows) {
       const [top, bottom] = [0, 1].map((k) => Math.round(this.y(row.place + k) * ratio));
       if (row.place % 2) this.fill(0, width, top, bottom, this.empty[1]);
-      if (hasBubbles) this.drawBubbles(row);
-      for (const band of BANDS) {
-        if (hasGhosts) this.drawGhosts({ ...row, run: this.ghost }, band);
+      if (!many && !hidden.has("bubble")) this.drawBubbles(row);
+      for (const band of bands) {
+        if (this.ghost && !many && !hidden.has("recorded")) this.drawGhosts(row, band);
         if (many) this.drawBins(row, band);
         if (!many || this.found) this.drawBars(row, band, many);
       }
@@ -279,7 +269,7 @@ class Timeline {
   countBars() {
     const lanes = this.rowsInView().flatMap(({ run, rank }) =>
       Object.values(run.lanesOf(rank)).flat());
-    return lanes.reduce((bars, lane) => bars + this.barsIn(lane), 0);
+    return sumOf(lanes, (lane) => this.barsIn(lane));
   }
 
   barsIn({ begins, ends }) {
@@ -292,33 +282,34 @@ class Timeline {
     for (let y = Math.max(top, y0); y < Math.min(height, y1); y++) each(y * width, y);
   }
 
-  fill(x0, x1, y0, y1, colour) {
+  fill(x0, x1, y0, y1, colour, texture = "", ink = 0) {
     const left = Math.max(0, x0), right = Math.max(left, Math.min(this.canvas.width, x1));
-    this.lines(y0, y1, (start) => this.buffer.fill(colour, start + left, start + right));
+    const isInk = TEXTURES[texture];
+    this.lines(y0, y1, (start, y) => {
+      this.buffer.fill(colour, start + left, start + right);
+      if (!isInk) return;
+      for (let x = left; x < right; x++) if (isInk(x, y)) this.buffer[start + x] = ink;
+    });
   }
 
   /** Draws a row's band from the pyramid, as one line of pixels that is repeated. */
   drawBins(row, band) {
-    const { run, rank, place } = row, { left, perPixel, canvas: { width } } = this;
-    const last = (run.lanesOf(rank)[band]?.length ?? 0) - 1, pyramid = this.pyramids[row.number];
-    if (last < 0 || this.laneSpan(row, band, 0)[0] === this.laneSpan(row, band, last)[1]) return;
-    const number = BANDS.indexOf(band), [y0] = this.pixelsOf(row, band, 0);
-    const y1 = Math.max(y0 + 1, this.pixelsOf(row, band, last)[1]);
-    const bins = perPixel >= pyramid.binTime ? pyramid.level(rank, number, perPixel)
-      : pyramid.window(rank, number, this.from, this.until, width - left);
-    const pale = this.found ? 2 : 0;
-    const line = this.lineOf(bins, [this.from, perPixel], width - left, place % 2, pale);
-    this.lines(y0, y1, (start) => this.buffer.set(line, start + left));
+    const lanes = row.run.lanesOf(row.rank)[band], { left, perPixel, canvas: { width } } = this;
+    if (!lanes?.length) return; // the program's are those of the spans
+    const [[y0], [, y1]] = [0, lanes.length - 1].map((lane) => this.pixelsOf(row, band, lane));
+    const looks = [row.place % 2, this.found ? 2 : 0];
+    const line = this.lineOf(row, band, this.from, perPixel, width - left, ...looks);
+    this.lines(y0, Math.max(y0 + 1, y1), (start) => this.buffer.set(line, start + left));
   }
 
   /** Returns pixels from a time on with the colours of bins, which are paler by some bits. */
-  lineOf(row, [from, perPixel], size, stripe, pale = 0) {
-    const { state, share, at, bins, begin, binTime } = row;
+  lineOf({ number, rank }, band, from, perPixel, size, stripe, pale) {
+    const bins = this.pyramids[number].bins(rank, BANDS.indexOf(band), from, perPixel, size);
+    const { state, share, begin, binTime } = bins, colours = this.pixels[stripe];
     const line = new Uint32Array(size).fill(this.empty[stripe]), { isOff } = this;
     for (let x = 0; x < size; x++) {
-      const bin = Math.floor((from - begin + x * perPixel) / binTime), shown = state[at + bin];
-      if (bin < 0 || bin >= bins || !share[at + bin] || isOff[shown]) continue;
-      line[x] = this.pixels[stripe][shown][share[at + bin] >> pale];
+      const bin = Math.floor((from - begin + x * perPixel) / binTime), shown = state[bin];
+      if (share[bin] && !isOff[shown]) line[x] = colours[shown][share[bin] >> pale];
     }
     return line;
   }
@@ -330,10 +321,8 @@ class Timeline {
     return [first, Math.max(first + 1, Math.min(this.canvas.width, x1))];
   }
 
-  /** Returns the lines of pixels from the top to the bottom of a lane. */
   pixelsOf(row, band, lane) {
-    const y = this.y(row.place);
-    return this.laneSpan(row, band, lane).map((inside) => Math.round((y + inside) * this.ratio));
+    return this.laneSpan(row, band, lane).map((y) => Math.round(y * this.ratio));
   }
 
   /** Draws a row's band bar by bar; above bins, only the hits of a search. */
@@ -344,7 +333,7 @@ class Timeline {
       const bottom = Math.max(low + 1, high - (high - low > 4 ? 1 : 0)), tall = bottom - low;
       const top = low + (this.ghost ? tall >> 2 : 0); // leaves the recorded bars visible
       let named = 0; // bars that share a lane may overlap, but not their names
-      if (band !== "step" || low < high) run.between(lane, this.from, this.until, (event) => {
+      run.between(lane, this.from, this.until, (event) => {
         const dim = found && !found[event];
         if (dim && many) return;
         let widest = { size: tall > 8 * ratio && !dim ? 12 * ratio : Infinity };
@@ -354,9 +343,9 @@ class Timeline {
           const begin = Math.max(x0, named), size = x1 - begin;
           if (size > widest.size) widest = { state, begin, size, y: (low + bottom) / 2 };
           if (band === "step") return this.drawFrame(x0, x1, low, bottom, ink, true);
-          this.fill(x0, x1, top, bottom, this.pixels[place % 2][state][dim ? 50 : 255]);
-          const { texture } = STATES[state];
-          if (x1 - x0 > 5 && tall > 5 && !dim) this.drawTexture(x0, x1, low, bottom, texture, ink);
+          const { texture } = x1 - x0 > 5 && tall > 5 && !dim ? STATES[state] : {};
+          const colour = this.pixels[place % 2][state][dim ? 50 : 255];
+          this.fill(x0, x1, top, bottom, colour, texture, ink);
         });
         if (widest.y) named = this.addName(run, event, band, widest);
       });
@@ -376,17 +365,15 @@ class Timeline {
     return end;
   }
 
-  /** Draws the outlines of the recorded bars, behind the predicted ones. */
   drawGhosts(row, band) {
-    const colour = pixel(this.colourOf.recorded, this.ground, 150), { run, rank } = row;
-    run.visit(rank, [band], this.from, this.until, (event) => {
-      const [low, high] = this.pixelsOf(row, band, run.lane[event]);
+    const { ghost: run } = this, colour = pixel(this.colourOf.recorded, this.ground, 150);
+    run.visit(row.rank, [band], this.from, this.until, (event) => {
+      const [low, high] = this.pixelsOf({ ...row, run }, band, run.lane[event]);
       run.parts(event, (from, until) =>
         this.drawFrame(...this.columnsOf(from, until), low, high, colour, false));
     });
   }
 
-  /** Draws the outline of a box or, if it is open, a bracket. */
   drawFrame(x0, x1, y0, y1, colour, isOpen) {
     this.fill(x0, x1, y0, y0 + 1, colour);
     this.fill(x0, x0 + 1, y0, y1, colour);
@@ -394,36 +381,27 @@ class Timeline {
     if (!isOpen) this.fill(x0, x1, y1 - 1, y1, colour);
   }
 
-  /** Draws a texture of fine lines into a box. */
-  drawTexture(x0, x1, y0, y1, texture, ink) {
-    const isInk = TEXTURES[texture];
-    if (isInk) this.lines(y0, y1, (start, y) => {
-      for (let x = x0; x < x1; x++) if (isInk(x, y)) this.buffer[start + x] = ink;
-    });
-  }
-
   /** Draws the times within steps in which a rank did not compute, where its computations are. */
   drawBubbles(row) {
     const { run, rank } = row, { bubble } = this.colourOf, ink = pixel(this.muted, bubble, 90);
+    const { texture } = MEANINGS.bubble;
     const [, high] = this.pixelsOf(row, "span", run.lanesOf(rank).span.length - 1);
     const [ends, begins, events] = run.rowsOf("bubbles", rank);
     for (let k = firstAbove(ends, this.from); k < ends.length; k++) {
       if (begins[k] >= this.until) continue; // those of two steps may overlap
       const [low] = this.pixelsOf(row, "span", run.lane[events[k]]);
       const [x0, x1] = this.columnsOf(begins[k], ends[k]);
-      this.fill(x0, x1, low, high, pixel(bubble, bubble));
-      if (!this.found) this.drawTexture(x0, x1, low, high, MEANINGS.bubble.texture, ink);
+      this.fill(x0, x1, low, high, pixel(bubble, bubble), this.found ? "" : texture, ink);
     }
   }
 
-  /** Writes the names of bars that are wide enough. */
   drawNames(context) {
     for (const [name, x, y, width, ground, short] of this.names) {
       const fits = Math.floor((width - 6) / 6.5), isShort = name.length > fits && short;
       const free = isShort ? width - context.measureText(short).width : 6;
       // in narrow bars "B3" instead of "backward 3", as in drawings of schedules
       const text = isShort ? short : name.length > fits ? `${name.slice(0, fits - 1)}…` : name;
-      context.fillStyle = readableInk(ground);
+      context.fillStyle = INKS[ground];
       const hasRoom = isShort ? free >= 0 : fits >= Math.min(3, name.length);
       if (hasRoom) context.fillText(text, x + free / 2, y);
     }
@@ -436,8 +414,7 @@ class Timeline {
     let free = -Infinity; // the next name may be written from this position on
     for (const row of rows) {
       const top = this.y(row.place), y = Math.max(RULER + 7, top + this.rowHeight / 2);
-      const before = this.rows[row.place - 1]?.group;
-      const begins = this.grouping !== "rank" && row.group !== before;
+      const begins = this.grouping !== "rank" && row.group !== this.rows[row.place - 1]?.group;
       if (begins) context.fillRect(0, top, this.width, 1);
       if (y < free) continue;
       const lines = this.nameRow(row, begins);
@@ -446,7 +423,6 @@ class Timeline {
     }
   }
 
-  /** Returns the lines that name a row, which may be the first of its group. */
   nameRow({ rank, ranks, number, group }, begins) {
     const { grouping, runs, rowHeight } = this, isHigh = rowHeight >= TWO_LINES;
     const last = ranks.at(-1), late = number === 1 ? this.lags[rank]?.[1].at(-1) : undefined;
@@ -460,14 +436,16 @@ class Timeline {
 
   drawRuler(context) {
     const { from, until, width } = this;
-    const step = niceStep((until - from) / Math.max(2, (width - GUTTER) / 110));
+    const least = (until - from) / Math.max(2, (width - GUTTER) / 110);
+    const power = 10 ** Math.floor(Math.log10(least));
+    const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= least);
     const digits = Math.max(3, Math.ceil(Math.log10(Math.max(1, Math.abs(until) / step))) + 1);
-    Object.assign(context, { fillStyle: this.muted, strokeStyle: this.muted, lineWidth: 1 });
+    context.fillStyle = this.muted;
     let tick = Math.ceil(Math.max(this.begin, from) / step) * step;
     for (; tick <= until; tick += step) {
-      const x = Math.round(this.x(tick)) + 0.5, text = timeText(tick, digits);
-      strokeLine(context, [x, RULER - 6], [x, RULER]);
-      if (x + 3 + context.measureText(text).width < width) context.fillText(text, x + 3, 9);
+      const x = Math.round(this.x(tick)), text = timeText(tick, digits);
+      context.fillRect(x, RULER - 6, 1, 6);
+      if (x + 3.5 + context.measureText(text).width < width) context.fillText(text, x + 3.5, 9);
     }
     if (this.lags.length) this.drawDifferences(context);
   }
@@ -480,10 +458,8 @@ class Timeline {
     for (let x = GUTTER, said = 0; x < this.width; x += cell) {
       const from = this.time(x), until = this.time(x + cell);
       if (until < second.begin || from > second.end) continue;
-      const worst = lags.reduce((most, [times, late]) => {
-        const lag = late[firstAbove(times, until) - 1] ?? 0;
-        return Math.abs(lag) > Math.abs(most) ? lag : most;
-      }, 0);
+      const all = lags.map(([times, late]) => late[firstAbove(times, until) - 1] ?? 0);
+      const [worst] = all.sort((one, other) => Math.abs(other) - Math.abs(one));
       const key = lagKey(worst, second);
       if (this.hidden.has(key)) continue;
       context.fillStyle = this.colourOf[key];
@@ -493,91 +469,79 @@ class Timeline {
     }
   }
 
-  /** Draws the overview of the whole run, with the visible part marked. */
   drawOverview() {
     const { overview: { width, height }, all, end } = this;
     const image = new ImageData(width, height), buffer = new Uint32Array(image.data.buffer);
     buffer.fill(this.empty[1]);
-    const strips = all.length > 2 * STRIPS ? STRIPS : all.length;
+    const count = all.length > 2 * STRIPS ? STRIPS : all.length;
     const oddness = ({ run, rank }) => run.head.odd[rank];
     const oddest = (rows) => rows.reduce((one, row) => (oddness(row) > oddness(one) ? row : one));
-    const chosen = Array.from({ length: strips }, (_, strip) => { // of many ranks, the most unlike
-      const [from, until] = [strip, strip + 1].map((at) => Math.floor((at * all.length) / strips));
-      return until - from > 1 ? oddest(all.slice(from, until)) : all[from];
-    });
-    const perPixel = end / (width - GUTTER), lines = strips * 2; // one for each of two bands
-    for (let line = 0; line < lines; line++) {
-      const { number, rank } = chosen[line >> 1];
-      const bins = this.pyramids[number].level(rank, line % 2, perPixel);
-      const pixels = this.lineOf(bins, [0, perPixel], width - GUTTER, 1);
-      const [top, bottom] = [line, line + 1].map((at) => Math.floor((at * height) / lines));
-      for (let y = top; y < bottom; y++) buffer.set(pixels, y * width + GUTTER);
+    const strips = Map.groupBy(all, (_, k) => Math.ceil(((k + 1) * count) / all.length));
+    const chosen = [...strips.values()].map(oddest); // of many ranks, the most unlike
+    const size = width - GUTTER, perPixel = end / size;
+    for (let k = 0; k < 2 * count; k++) {
+      const line = this.lineOf(chosen[k >> 1], BANDS[k % 2], 0, perPixel, size, 1, 0);
+      const [top, bottom] = [k, k + 1].map((at) => Math.floor((at * height) / (2 * count)));
+      for (let y = top; y < bottom; y++) buffer.set(line, y * width + GUTTER);
     }
     this.overview.getContext("2d").putImageData(image, 0, 0);
     const [x0, x1] = [this.from, this.until].map((time) =>
       GUTTER + Math.min(Math.max(0, time), end) / perPixel);
     const [visible, name, mark] = this.overview.parentNode.querySelectorAll("span");
     Object.assign(visible.style, { left: `${x0}px`, width: `${Math.max(2, x1 - x0)}px` });
-    const odd = strips < all.length ? oddest(chosen) : null, isNamed = odd && this.isOdd(odd);
+    const odd = oddest(chosen), isNamed = count < all.length && this.isOdd(odd);
     name.textContent = isNamed ? `whole run\nrank ${odd.rank}` : "whole run";
     mark.hidden = !isNamed;
-    const top = (chosen.indexOf(odd) * height) / strips;
-    Object.assign(mark.style, { top: `${top}px`, height: `${height / strips}px` });
+    const top = (chosen.indexOf(odd) * height) / count;
+    Object.assign(mark.style, { top: `${top}px`, height: `${height / count}px` });
   }
 
-  // -- above the bars, as SVG, whose look is in the style
-
   drawOverlay() {
-    const { hidden, notes, width, height } = this;
-    const shown = (key, draw) => (hidden.has(key) ? "" : draw());
-    const box = `x="${GUTTER}" y="${RULER}" width="${width - GUTTER}" height="${height - RULER}"`;
-    const clip = `<svg ${box} viewBox="${GUTTER} ${RULER} ${width - GUTTER} ${height - RULER}">`;
+    const { hidden, notes } = this;
+    const shown = (key, list, draw) => (hidden.has(key) ? [] : list.map(draw));
+    const since = (time, k) => ` ${timeText(Math.abs(time - notes[k - 1]), 4)} from M${k}`;
     this.overlay.innerHTML = [
       this.drawTape(),
-      ...this.flags().map(({ x, look }) =>
-        `<path class="${look}" d="M${x},${RULER - 2}l-5,-11h10Z"/>`),
-      clip,
-      shown("mark", () => this.drawMarks()),
-      ...this.messagesInView().map((one) => this.drawArrow(one, this.isFaded(one) ? "faded" : "")),
-      shown("critical_path", () => this.runs.map((run) => this.drawPath(run)).join("")),
+      ...this.flags().map(({ x, look }) => path(look, `M${x},${RULER - 2}l-5,-11h10Z`)),
+      `<svg x="${GUTTER}" y="${RULER}"><g transform="translate(${-GUTTER} ${-RULER})">`, // clips
+      ...shown("mark", this.runs, (run) => this.drawMarks(run)),
+      ...this.messagesInView().map((one) => this.drawArrow(one)),
+      ...shown("critical_path", this.runs, (run) => this.drawPath(run)),
       ...[...this.pins, this.hovered].filter(Boolean).map((one) => this.drawChosen(one)),
       this.selected ? this.drawChosen(this.selected, "selected") : "",
-      "</svg>",
+      "</g></svg>",
       this.drawLine(this.head),
-      shown("your_mark", () => notes.map((time, k) => {
-        const since = k ? ` ${timeText(Math.abs(time - notes[k - 1]), 4)} from M${k}` : "";
-        return this.drawLine(time, `M${k + 1}${since}`);
-      }).join("")),
+      ...shown("your_mark", notes, (time, k) =>
+        this.drawLine(time, `M${k + 1}${k ? since(time, k) : ""}`)),
     ].join("");
   }
 
-  /** Draws a run's critical path along ranks, and across to the ranks that they waited for. */
   drawPath(run) {
-    const y = (rank) => this.y(this.rowOf(run, rank)) + this.rowHeight * 0.55;
+    const point = (time, rank) =>
+      [this.x(time), this.y(this.rowOf(run, rank)) + this.rowHeight * 0.55];
     const [ranks, others, begins, ends] = run.tables.path;
     let line = "";
     for (let k = firstAbove(ends, this.from); begins[k] <= this.until; k++) {
       const to = others[k] < 0 ? ranks[k] : others[k];
-      line += `M${this.x(begins[k])},${y(ranks[k])}L${this.x(ends[k])},${y(to)}`;
+      line += `M${point(begins[k], ranks[k])}L${point(ends[k], to)}`;
     }
-    return `<path class="ground" d="${line}"/><path class="critical_path" d="${line}"/>`;
+    return path("ground", line) + path("critical_path", line);
   }
 
   /** Draws the playhead or, if it has a name, a mark. */
   drawLine(time, name = "") {
     if (time < this.from || time > this.until) return "";
     const x = Math.round(this.x(time)) + 0.5, look = name ? "your_mark" : "head";
-    return `<path class="${look}" d="M${x},4V${this.height}"/>`
+    return path(look, `M${x},4V${this.height}`)
       + `<text class="${look}" x="${x + 3}" y="8">${name}</text>`;
   }
 
   drawTape() {
     if (!this.tape) return "";
-    const [x0, x1] = this.tape.map((time) => this.x(time)), { box } = this;
-    const [y0, y1] = box ? [this.y(box[0]), this.y(box[1] + 1)] : [0, this.height];
+    const [x0, x1] = this.tape.map((time) => this.x(time)), rows = this.box;
+    const [y0, y1] = rows ? [this.y(rows[0]), this.y(rows[1] + 1)] : [0, this.height];
     const text = timeText(this.tape[1] - this.tape[0], 4), y = Math.max(RULER, y0) + 10;
-    return `<path class="tape" d="M${x0},${y0}H${x1}V${y1}H${x0}Z"/>`
-      + `<text x="${x0 + 4}" y="${y}">${text}</text>`;
+    return path("tape", box(x0, x1, y0, y1)) + `<text x="${x0 + 4}" y="${y}">${text}</text>`;
   }
 
   /** Returns the findings whose events are visible, with the positions of their flags. */
@@ -587,11 +551,10 @@ class Timeline {
     return flags.filter(({ x, look }) => x >= GUTTER && x <= this.width && !this.hidden.has(look));
   }
 
-  /** Draws the marks in the program, unless there are too many. */
-  drawMarks() {
-    const squares = this.runs.flatMap((run) => (run.marks.length > MOST_MARKS ? [] : run.marks.map(
-      (i) => `M${this.x(run.post[i]) - 2.5},${this.middleOf(run, i) - 2.5}h5v5h-5Z`)));
-    return `<path class="mark" d="${squares.join("")}"/>`;
+  drawMarks(run) {
+    if (run.marks.length > MOST_MARKS) return "";
+    const place = (i) => `M${this.x(run.post[i]) - 2.5},${this.middleOf(run, i) - 2.5}`;
+    return path("mark", run.marks.map((i) => `${place(i)}h5v5h-5Z`).join(""));
   }
 
   /** Returns events of the messages to draw; of many rows, those of the rank under the pointer. */
@@ -610,12 +573,10 @@ class Timeline {
     return found.length > MOST_ARROWS ? [] : found;
   }
 
-  /** Returns the top and the bottom of an event's bar. */
   placeOf(run, event) {
-    const row = this.rowOf(run, run.rank[event]), y = this.y(row);
+    const row = this.rows[this.rowOf(run, run.rank[event])], y = this.y(row.place);
     if (run.kind(event) === "mark") return [y, y + this.rowHeight];
-    const [low, high] = this.laneSpan(this.rows[row], run.bandOf(event), run.lane[event]);
-    return [y + low, y + high];
+    return this.laneSpan(row, run.bandOf(event), run.lane[event]);
   }
 
   middleOf(run, event) {
@@ -623,35 +584,28 @@ class Timeline {
     return (low + high) / 2;
   }
 
-  /** Returns whether a search has found neither side of a message. */
-  isFaded({ run, event }) {
-    const found = this.found?.get(run);
-    return Boolean(found) && !found[event] && !found[run.partner(event)];
-  }
-
-  /** Draws an arrow for a message, from its send to the end of its recv. */
-  drawArrow({ run, event }, look) {
-    const other = run.partner(event);
+  /** Draws an arrow for a message, from its send to the end of its recv; a search may fade it. */
+  drawArrow({ run, event }, look = "") {
+    const other = run.partner(event), found = this.found?.get(run);
     const [send, recv] = run.kind(event) === "send" ? [event, other] : [other, event];
     const crosses = run.crosses(run.rank[send], run.rank[recv]);
     if (this.hidden.has("message") || (crosses && this.hidden.has("across"))) return "";
+    const isFaded = found && !found[send] && !found[recv];
     const from = [this.x(run.post[send]), this.middleOf(run, send)];
     const to = [this.x(run.endOf(recv)), this.middleOf(run, recv)];
-    return `<path class="message ${look}${crosses ? " across" : ""}" d="M${from}L${to}"/>`;
+    const looks = `message ${look} ${crosses ? "across" : ""} ${isFaded ? "faded" : ""}`;
+    return path(looks, `M${from}L${to}`);
   }
 
-  /** Draws boxes around an event and around the other side of a message, with an arrow. */
-  drawChosen({ run, event }, look = "") {
-    const own = this.outline(run, event, look), other = run.partner(event);
-    if (other < 0) return own;
-    return own + this.outline(run, other) + this.drawArrow({ run, event }, "chosen");
+  drawChosen(one, look) {
+    const { run, event } = one, other = run.partner(event), own = this.outline(run, event, look);
+    return other < 0 ? own : own + this.outline(run, other) + this.drawArrow(one, "chosen");
   }
 
   outline(run, event, look = "") {
     const [low, high] = this.placeOf(run, event);
-    const [x, end] = [run.post[event], run.endOf(event)].map((time) => this.x(time));
-    const box = `h${Math.max(3, end - x + 2)}V${high}H${x - 1}Z`;
-    return `<path class="outline ${look}" d="M${x - 1},${low - 1}${box}"/>`;
+    const [x0, x1] = [run.post[event], run.endOf(event)].map((time) => this.x(time));
+    return path(`outline ${look}`, box(x0 - 1, Math.max(x0 + 2, x1 + 1), low - 1, high));
   }
 }
 
@@ -661,11 +615,4 @@ function lagKey(lag, { begin, end }) {
   const [less, more] = lag < 0 ? ["earlier", "much_earlier"] : ["later", "much_later"];
   return percent < 1 ? "alike" : percent < 5 ? less : more;
 }
-
 function lagText(lag) { return `${lag < 0 ? "−" : "+"}${timeText(Math.abs(lag), 2)}`; }
-
-/** Returns the smallest of 1, 2, 5, 10, 20 ... that is at least the given number. */
-function niceStep(least) {
-  const power = 10 ** Math.floor(Math.log10(least));
-  return [1, 2, 5, 10].map((one) => one * power).find((one) => one >= least);
-}

@@ -25,9 +25,9 @@ function stateAt(run, rank, now) {
   const event = first + firstAbove(post.subarray(first, last), now + 0.5) - 1;
   const isOver = !isOpen && event === last - 1;
   if (isOver && event >= first && run.hasFailed(event)) blocked = event;
-  if (blocked >= 0) return { state: "waiting", event: blocked };
-  if (event < first) return { state: "not started", event: -1 };
-  return { state: isOver ? "ended" : "computing", event };
+  if (blocked >= 0) return { state: "waits", event: blocked };
+  if (event < first) return { state: "has not started", event: -1 };
+  return { state: isOver ? "has ended" : "computes", event };
 }
 
 /** Returns {state, event, for} by rank; `for` lists the ranks that a rank waits for. */
@@ -40,6 +40,6 @@ function waitsAt(run, time) {
   };
   return Array.from({ length: run.ranks }, (_, rank) => {
     const one = stateAt(run, rank, now);
-    return { ...one, for: one.state === "waiting" ? others(one.event) : [] };
+    return { ...one, for: one.state === "waits" ? others(one.event) : [] };
   });
 }

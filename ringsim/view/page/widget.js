@@ -1,5 +1,4 @@
-// The entry file of a view in a notebook. The kernel sends the traces in a message, and shares the
-// window and the selection.
+// The entry file of a view in a notebook, whose kernel sends the traces and shares the window.
 
 const WAITING = "The view is waiting for the kernel to send its trace. If the view does not "
   + "appear, run the cell again.";
@@ -13,8 +12,9 @@ class NotebookView extends View {
   remember() {
     const { timeline, model, runs } = this, { run, event } = timeline.selected ?? {};
     if (this.closed) return;
-    const window = [timeline.from, timeline.until].map((time) => time + runs[0].start);
-    setAll(model, { window, selected: event < run?.size ? [runs.indexOf(run), event] : [] });
+    model.set("window", [timeline.from, timeline.until].map((time) => time + runs[0].start));
+    model.set("selected", event < run?.size ? [runs.indexOf(run), event] : []);
+    model.save_changes();
   }
 
   /** In a notebook, keys are the view's only if it has the focus or the pointer. */
@@ -42,22 +42,12 @@ class NotebookView extends View {
   }
 }
 
-/** Sets values of a model, and sends them to the kernel. */
-function setAll(model, values) {
-  for (const [name, value] of Object.entries(values)) model.set(name, value);
-  model.save_changes();
-}
-
-/** Returns whether a notebook's theme is dark, judged by its text colour. */
 function isDark(element) {
   const [red, green, blue] = getComputedStyle(element).color.match(/[\d.]+/g) ?? [0, 0, 0];
   return 0.3 * red + 0.59 * green + 0.11 * blue > 128;
 }
 
-/**
- * Shows a model in a notebook's element. anywidget calls this function, and calls the returned
- * function when the element is removed.
- */
+/** Shows a model in an element. When that is removed, anywidget calls the returned function. */
 function render({ model, el }) {
   // The attribute lets the view handle its own keys in Notebook 7; otherwise the notebook would,
   // and pressing D twice would delete a cell.
@@ -65,20 +55,20 @@ function render({ model, el }) {
   const shadow = host.attachShadow({ mode: "open" }); // keeps the notebook's style out
   const said = make("p", {}, WAITING), choices = model.get("choices"); // of an explorer
   const outer = make("div", { class: "parts" });
-  const choose = (chosen) => setAll(model, { chosen });
-  const explorer = choices.length
-    ? new Explorer(outer, choices, model.get("chosen"), true, choose) : undefined;
+  const choose = (chosen) => {
+    model.set("chosen", chosen);
+    model.save_changes();
+  };
+  const values = model.get("chosen"), isExplorer = choices.length > 0;
+  const explorer = isExplorer && new Explorer(outer, choices, values, true, choose);
   outer.append(said);
-  const look = { class: explorer ? "ringsim ready explorer" : "" };
-  shadow.append(make("style", {}, STYLE), make("div", look, outer));
+  const look = isExplorer ? "ringsim ready explorer" : "";
+  shadow.append(make("style", {}, STYLE), make("div", { class: look }, outer));
   const live = el.appendChild(make("style")); // hides an explorer's still picture, another output
   let view, tab, version = -1;
   const makeRoot = () => {
-    const page = document.createElement("template");
-    page.innerHTML = PAGE;
-    const root = page.content.querySelector(".ringsim");
-    (outer.querySelector(".ringsim") ?? said).replaceWith(root);
-    return root;
+    (outer.querySelector(".ringsim") ?? said).outerHTML = PAGE;
+    return outer.querySelector(".ringsim");
   };
   const showLive = async (buffer) => { // a part of a run that continues
     const run = readRun(await unpack(buffer));
@@ -100,9 +90,10 @@ function render({ model, el }) {
     const runs = await Promise.all(buffers.map(async (one) => readRun(await unpack(one))));
     if (message.version < version) return;
     view = new NotebookView(makeRoot(), runs, model).open(isDark(el), tab);
-    explorer?.show(message.frame, view);
+    if (!isExplorer) return;
+    explorer.show(message.frame, view);
     const { still } = message, hidden = `.${still}, .jp-OutputArea-child:has(.${still})`;
-    if (explorer) live.textContent = `${hidden} { display: none }`;
+    live.textContent = `${hidden} { display: none }`;
   };
   const follow = () => view?.follow();
   const themes = new MutationObserver(() => view?.setTheme(isDark(el)));
