@@ -84,7 +84,7 @@ def schedule() -> Explorer:
         Choice("backward", "backward", 2.0, (1.0, 1.5, 2.0, 2.5, 3.0), unit="ms"),
         Choice("latency", "latency", 0.0, (0.0, 0.1, 0.25, 0.5, 1.0, 2.0), (0.0, 0.5), "ms"),
         Choice("last", "last stage", 1.0, (0.5, 1.0, 1.5, 2.0, 3.0), (1.0, 2.0), "x"),
-        Choice("messages", "messages", "buffered", SEMANTICS, ("buffered", "grouped")),
+        Choice("messages", "messages", "buffered", SEMANTICS),
     )
     return Explorer("pipeline schedules", _schedules, choices)
 
@@ -384,7 +384,7 @@ def deadlock() -> Explorer:
             for rank in range(4)
         ),
         Choice("size", "size", 4, (4, 1024), (4, 1024), "KiB"),
-        Choice("semantics", "messages", "rendezvous", kinds, kinds),
+        Choice("semantics", "messages", "rendezvous", kinds, kinds[:2]),
     )
     return Explorer("order of sends and receives", _in_order, choices)
 
