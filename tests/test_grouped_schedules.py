@@ -128,6 +128,16 @@ def test_posts_begin_in_order_and_a_batch_begins_as_one() -> None:
     assert ([times[-1] for times in run.times], run.blocked) == ([(3, 6), (3, 6)], ())
 
 
+def test_the_message_of_a_batch_that_holds_it_up_is_named() -> None:
+    # the send leaves; the batch waits for its receive, which rank 1 sends only after its own wait
+    programs: list[list[Instruction]] = [
+        [Send(1, joins=True), Receive(1), Wait(1)],
+        [Receive(0, tag=1), Wait(0), Receive(0), Send(0)],
+    ]
+    stuck = run_programs(programs, semantics="grouped(0)").blocked
+    assert [(each.rank, each.head) for each in stuck] == [(0, 1), (1, 0)]
+
+
 def test_a_communicator_for_each_pair_delays_only_its_two_ranks() -> None:
     # rank 0 sends to 1, which receives from 2 first; rank 2 receives from 0 first
     programs = [

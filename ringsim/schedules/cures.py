@@ -14,6 +14,8 @@ from ringsim.schedules.playing import play
 from ringsim.schedules.programs import Semantics, read_semantics
 from ringsim.schedules.schedule import Action, Schedule
 
+_BATCH = "batch neighbouring sends and receives"
+
 
 def try_cures(schedule: Schedule, costs: Costs, semantics: Semantics) -> dict[str, Time | None]:
     """Runs a lowered schedule that hangs with each of several changes.
@@ -35,7 +37,7 @@ def try_cures(schedule: Schedule, costs: Costs, semantics: Semantics) -> dict[st
     """
     cures: dict[str, Time | None] = {}
     for name, changed, then in _list_changes(schedule, semantics):
-        run, _ = play(changed, costs, then, batched=name.startswith("batch"))
+        run, _ = play(changed, costs, then, batched=name == _BATCH)
         # every message is needed, so no rank waits for a send after the last computation
         end = max(times[-1][1] for times in run.times if times)
         cures[name] = None if run.blocked else end
@@ -59,13 +61,10 @@ def _list_changes(
 ) -> Iterator[tuple[str, Schedule, Semantics]]:
     """Yields each change's name, schedule and semantics."""
     for parity, ranks in enumerate(("even", "odd")):
-        changed = [*schedule.actions]
-        changed[parity::2] = map(_receive_first, changed[parity::2])
-        yield (
-            f"receive before sending on {ranks} ranks",
-            replace(schedule, actions=tuple(changed)),
-            semantics,
-        )
+        rows = [*schedule.actions]
+        rows[parity::2] = map(_receive_first, rows[parity::2])
+        changed = replace(schedule, actions=tuple(rows))
+        yield f"receive before sending on {ranks} ranks", changed, semantics
     rows = [tuple(action for action in row if action.is_compute) for row in schedule.actions]
     computations = replace(schedule, actions=tuple(rows))
     with suppress(ScheduleError):  # only part of a step, which cannot be lowered again
@@ -74,12 +73,9 @@ def _list_changes(
         yield "lower_in_step", lower_in_step(computations), semantics
     in_order = read_semantics(semantics).in_order
     if in_order == "grouped":
-        yield "batch neighbouring sends and receives", schedule, semantics
-        yield (
-            "a communicator for each pair of ranks",
-            schedule,
-            semantics.replace(in_order, "paired"),
-        )
+        yield _BATCH, schedule, semantics
+        paired = semantics.replace(in_order, "paired")
+        yield "a communicator for each pair of ranks", schedule, paired
     yield "a buffer for every message", schedule, f"{in_order}(0)"
 
 

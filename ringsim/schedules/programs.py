@@ -354,7 +354,7 @@ class _Runner:
         head = post
         if self.in_order:
             places = self.queues[self._find_queue((rank, post))][0]
-            head = next(each[1] for each in places if self.partners.get(each) not in self.begun)
+            head = next(each[1] for each in places if each not in self.ends)
         operation: Any = self.programs[rank][head]
         return Blocked(rank, position, post, head, operation.peer)
 
