@@ -107,7 +107,7 @@ _CONTENTS = {
     "get_pipeline_parallel_pred_group": "ringsim.ring.ring",
     "get_pipeline_parallel_succ_group": "ringsim.ring.ring",
     "initialize_distributed": "ringsim.ring.ring",
-    "load": "ringsim.traces.files",
+    "load": "ringsim.exchange.loading",
     "load_ipython_extension": "ringsim.magics",
     "mark": "ringsim.traces.spans",
     "pipeline": "ringsim.pipeline",
@@ -135,6 +135,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim import topologies as topologies
     from ringsim.compute_costs import FlopCosts as FlopCosts
     from ringsim.compute_costs import compute as compute
+    from ringsim.exchange.loading import load as load
     from ringsim.faults import Degrade as Degrade
     from ringsim.faults import Fail as Fail
     from ringsim.faults import Jitter as Jitter
@@ -167,7 +168,6 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.simulator.api import simulate as simulate
     from ringsim.simulator.comparing import compare_semantics as compare_semantics
     from ringsim.simulator.schedules import simulate_schedule as simulate_schedule
-    from ringsim.traces.files import load as load
     from ringsim.traces.spans import mark as mark
     from ringsim.traces.spans import span as span
     from ringsim.traces.value import Trace as Trace

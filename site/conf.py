@@ -20,7 +20,8 @@ project, author, release = "ringsim", "The ringsim authors", ringsim.__version__
 copyright = author
 root_doc = "site/index"
 include_patterns = [
-    *("site/*.md", "docs/**.md", "notebooks/*.ipynb", "benchmarks/README.md", "figures/README.md"),
+    *("site/*.md", "docs/**.md", "docs/examples/*.ipynb", "notebooks/*.ipynb"),
+    *("benchmarks/README.md", "figures/README.md"),
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
     *("tests/specification.md", "tests/distributed/faults.md"),
 ]

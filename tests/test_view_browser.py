@@ -709,7 +709,7 @@ READ_STEP = """(() => {
         const [ends, begins] = run.rowsOf("bubbles", rank);
         return begins.reduce((sum, begin, k) => sum + ends[k] - begin, 0);
     });
-    const peaks = idle.map((_, rank) => peakIn(run, rank, 0, Infinity));
+    const peaks = idle.map((_, rank) => Math.max(0, ...liveIn(run, rank, 0, Infinity)[1]));
     const on = (stays) => others.reduce((sum, other, k) =>
         sum + ((other < 0) === stays ? ends[k] - begins[k] : 0), 0);
     const joined = begins.every((begin, k) => k === 0 || begin === ends[k - 1]);

@@ -31,6 +31,7 @@ from ringsim.cli.verb import (
     write_pictures,
 )
 from ringsim.errors import ArgumentError, Interrupted, RingError, escape
+from ringsim.exchange.loading import is_profile
 from ringsim.launch.progress import Progress
 from ringsim.traces.display import Style
 from ringsim.traces.summary import Totals, count_file, count_trace
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
 
-NEWEST = "or a script (.py) to use its newest trace in this directory"
+NEWEST = (
+    "directory of torch.profiler files, or script (.py) to use its newest trace in this directory"
+)
 PICTURES = (".png", ".svg", ".pdf", ".html")
 # the method of Trace for each extension of the path
 EXPORTS = {".pftrace": "to_perfetto", ".json": "to_chrome"}
@@ -82,8 +85,9 @@ def run_show(options: argparse.Namespace) -> int:
     if out is not None and out.suffix and not out.is_dir():
         check_ending("-o", out, PICTURES)
     options.file = find_newest(options.file)
-    # the summary does not need the whole trace
-    trace = None if out is None and not options.export else ringsim.load(options.file)
+    # the summary of a trace file does not need the whole trace
+    is_whole = out is not None or options.export or is_profile(options.file)
+    trace = ringsim.load(options.file) if is_whole else None
     totals = (
         _count(options.file, options.json)
         if trace is None
@@ -365,9 +369,8 @@ def add_explain(verbs: Verbs[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "script",
         metavar="FILE|SCRIPT",
-        help="trace file, or script (.py) to use its newest trace in this directory; a script is "
-        "run first if no trace is newer than the script, or if you pass arguments or an "
-        "option that applies to the run, such as -n",
+        help=f"trace file, {NEWEST}; a script is run first if no trace is newer than the script, "
+        "or if you pass arguments or an option that applies to the run, such as -n",
     )
     add_rest(parser)
 

@@ -10,9 +10,10 @@
                                                           per rank
 """
 
-from ringsim.exchange.chrome import read_chrome, read_profiler
+from ringsim.exchange.chrome import read_chrome
 from ringsim.exchange.flight_recorder import read_flight_recorder
 from ringsim.exchange.perfetto import read_perfetto
+from ringsim.exchange.profiler import read_profiler
 from ringsim.traces.value import removed
 
 __all__ = [

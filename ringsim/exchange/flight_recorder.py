@@ -26,8 +26,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ringsim.exchange.reading import (
     count_item_bytes,
+    find_first,
     importing,
     list_files,
+    list_left_out,
     name_missing,
     read_bytes,
 )
@@ -35,13 +37,12 @@ from ringsim.traces.collectives import COLLECTIVES
 from ringsim.traces.documents import parse_json
 from ringsim.traces.event_rows import EventRows
 from ringsim.traces.events import IN_FLIGHT, NONE, OK, OP_CODES, Group, Payload
-from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
     from os import PathLike
 
-_DTYPES = {
+DTYPES = {
     "Float": "float32",
     "Double": "float64",
     "Half": "float16",
@@ -58,7 +59,7 @@ _DTYPES = {
     "Float8_e5m2": "float8_e5m2",
 }
 # backends' own names for torch's functions
-_SPELLINGS = {
+SPELLINGS = {
     "_all_gather_base": "all_gather_into_tensor", "all_gather_base": "all_gather_into_tensor",
     "_allgather_base": "all_gather_into_tensor",
     "allgather": "all_gather", "allreduce": "all_reduce",
@@ -69,6 +70,8 @@ _SPELLINGS = {
     "allreduce_coalesced": "all_reduce_coalesced",
     "allgather_into_tensor_coalesced": "all_gather_coalesced",
     "allgather_coalesced": "all_gather_coalesced",
+    "all_to_allv": "all_to_all_single", "_broadcast_oop": "broadcast", "_reduce_oop": "reduce",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor",
 }  # fmt: skip
 _MESSAGE = re.compile(r"(send|recv) (\d+)(->|<-)(\d+)")
 _RANK = re.compile(r"(\d+)(\.json|\.pkl|\.pickle)?(\.gz)?$")
@@ -224,26 +227,18 @@ class _Run:
         } | told
         groups: dict[str, Group] = {}
         for name, ranks in members.items():
-            word = words.get(name, "")
-            word = {"default_pg": "world", "undefined": ""}.get(word, word)
-            groups[name] = Group(word or f"group {name}", ranks)
+            groups[name] = name_group(name, words.get(name, ""), ranks)
         return groups
-
-    def _first_known(self) -> dict[str, int]:
-        """Returns each group's first sequence number that all of its members' dumps contain."""
-        first: dict[str, int] = {}
-        for dump in self.dumps.values():
-            mine: dict[str, int] = {}
-            for entry in dump["entries"]:
-                if not entry.get("is_p2p"):
-                    mine.setdefault(entry["process_group"][0], entry["collective_seq_id"])
-            for name, number in mine.items():
-                first[name] = max(first.get(name, 0), number)
-        return first
 
     def trace(self) -> Trace:
         """Returns the trace."""
-        rows, first = EventRows(), self._first_known()
+        rows = EventRows()
+        first = find_first(
+            (entry["process_group"][0], rank, entry["collective_seq_id"])
+            for rank, dump in self.dumps.items()
+            for entry in dump["entries"]
+            if not entry.get("is_p2p")
+        )
         for rank, dump in self.dumps.items():
             waits = True  # until the first operation that is not done, which delays all later ones
             for entry in dump["entries"]:
@@ -256,9 +251,7 @@ class _Run:
                     rows.add(rank, columns.pop("op"), entry["time_created_ns"], **columns)
         notes = ["imported from torch's flight recorder, which records when operations were issued"]
         notes += name_missing("dump", self.dumps, self.size)
-        notes += [
-            f"left out: {count(number, 'operation')} {why}" for why, number in self.left_out.items()
-        ]
+        notes += list_left_out(self.left_out)
         backends = {
             str(entry["profiling_name"]).partition(":")[0]
             for dump in self.dumps.values()
@@ -272,7 +265,7 @@ class _Run:
         spelled = str(entry["profiling_name"]).rpartition(":")[2]
         frames = entry.get("frames") or []
         message = _MESSAGE.fullmatch(spelled)
-        op = _SPELLINGS.get(spelled, spelled) if message is None else f"i{message[1]}"
+        op = SPELLINGS.get(spelled, spelled) if message is None else f"i{message[1]}"
         user = next(
             (
                 place
@@ -297,25 +290,30 @@ class _Run:
             "group": group,
             "done_ns": done_ns,
             "status": OK if done else IN_FLIGHT,
+            "payload": read_payload(op, entry, len(group.ranks)),
         }
         if message is not None:
             columns["peer"], columns["tag"] = group.ranks[int(message[4])], 0
-        if (payload := _payload(op, entry, len(group.ranks))) is not None:
-            columns["payload"] = payload
         if user < len(frames):
             columns |= {"file": str(frames[user]["filename"]), "line": int(frames[user]["line"])}
         return columns
 
 
-def _payload(op: str, entry: dict[str, Any], group_size: int) -> Payload | None:
+def name_group(name: str, word: str, ranks: tuple[int, ...]) -> Group:
+    """Returns a group, given torch's name for the group, its description, and its members."""
+    word = {"default_pg": "world", "undefined": ""}.get(word, word)
+    return Group(word or f"group {name}", ranks)
+
+
+def read_payload(op: str, entry: dict[str, Any], group_size: int) -> Payload | None:
     """Returns an operation's payload: the whole buffer, on which the bandwidth is based."""
     family = COLLECTIVES[op].family if op in COLLECTIVES else op
     side = "output" if family in ("all_gather", "scatter", "irecv") else "input"
     sizes = entry.get(f"{side}_sizes")
     dtypes = entry.get(f"{side}_dtypes") or entry.get("input_dtypes")
-    if not sizes or not dtypes or dtypes[0] not in _DTYPES:
+    if not sizes or not dtypes or dtypes[0] not in DTYPES:
         return None
-    dtype = _DTYPES[dtypes[0]]
+    dtype = DTYPES[dtypes[0]]
     shapes = [tuple(int(length) for length in shape) for shape in sizes]
     if any(length < 0 for shape in shapes for length in shape):
         raise ValueError(f"one of the shapes {shapes} has a negative length"[:200])

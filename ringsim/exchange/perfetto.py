@@ -234,9 +234,16 @@ def read_perfetto(path: str | PathLike[str]) -> Trace:
     Source:
         The Perfetto schema; see ``ringsim.exchange.perfetto``.
     """
+    from google.protobuf.message import (
+        DecodeError,
+    )  # on use: reading other formats needs no protobuf
+
     data = read_bytes(path)
     with importing(path, "a Perfetto trace"):
-        return _read(perfetto_messages().Trace.FromString(data))
+        try:
+            return _read(perfetto_messages().Trace.FromString(data))
+        except DecodeError as error:  # not a subclass of ValueError
+            raise ValueError(str(error)) from error
 
 
 @dataclass

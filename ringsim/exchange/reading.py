@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from google.protobuf.message import DecodeError
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ringsim.errors import TraceFileError, name_ranks
 from ringsim.traces.documents import read_file, reading
+from ringsim.traces.units import count
 
 if TYPE_CHECKING:
     from os import PathLike
+
+T = TypeVar("T", bound=Hashable)
 
 MAX_BYTES = 2**30  # the size of one file, unpacked
 # A trace of very regular steps compresses to a thirtieth of its size, repeated zeros to a
@@ -25,17 +27,12 @@ FREE_BYTES = 16 * 2**20
 MAX_RATIO = 100
 
 
-@contextmanager
-def importing(path: str | PathLike[str], what: str) -> Iterator[None]:
+def importing(path: str | PathLike[str], what: str) -> AbstractContextManager[None]:
     """Converts errors caused by damaged data within the block to TraceFileError.
 
     ``what`` names the kind of file that was expected.
     """
-    with reading(what, path, "Export the file again."):
-        try:
-            yield
-        except DecodeError as error:  # not a subclass of ValueError
-            raise ValueError(str(error)) from error
+    return reading(what, path, "Export the file again.")
 
 
 def read_bytes(path: str | PathLike[str]) -> bytes:
@@ -90,6 +87,26 @@ def name_missing(what: str, ranks: Iterable[int], size: int) -> list[str]:
     return [f"no {what} from {name_ranks(missing)}"]
 
 
+def find_first(numbers: Iterable[tuple[T, int, int]]) -> dict[T, int]:
+    """Returns each group's first sequence number that the files of all ranks contain.
+
+    ``numbers`` holds the group, rank and sequence number of each collective, in order.
+
+    Example:
+        >>> find_first([("world", 0, 7), ("world", 0, 8), ("world", 1, 8)])
+        {'world': 8}
+    """
+    firsts = defaultdict[T, dict[int, int]](dict)
+    for group, rank, number in numbers:
+        firsts[group].setdefault(rank, number)
+    return {group: max(mine.values()) for group, mine in firsts.items()}
+
+
+def list_left_out(numbers: Mapping[str, int]) -> list[str]:
+    """Returns a note for each reason to leave out operations, given their number by reason."""
+    return [f"left out: {count(number, 'operation')} {why}" for why, number in numbers.items()]
+
+
 def count_item_bytes(dtype: str) -> int:
     """Returns the number of bytes in one element of a dtype, given torch's name for the dtype.
 
@@ -99,3 +116,10 @@ def count_item_bytes(dtype: str) -> int:
     """
     bits = re.search(r"\d+", dtype)
     return int(bits[0]) // 8 if bits else 1
+
+
+def to_ns(microseconds: Any) -> int:
+    """Converts a time from the format's unit (fractional µs) to whole ns."""
+    if isinstance(microseconds, int | float):
+        return round(microseconds * 1000)
+    raise ValueError(f"the time {str(microseconds)[:40]!r} is not a number")

@@ -13,8 +13,6 @@ from __future__ import annotations
 from functools import cache
 from types import SimpleNamespace
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
 # Each field reads "number name type", with a star if it repeats.
 _MESSAGES = {
     "Trace": ("1 packet TracePacket*",),
@@ -67,6 +65,9 @@ _MESSAGES = {
 @cache
 def perfetto_messages() -> SimpleNamespace:
     """Returns the message classes by name."""
+    # on use: a program that reads no Perfetto file loads no protobuf
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
     field_type, features = descriptor_pb2.FieldDescriptorProto, descriptor_pb2.FeatureSet
     package = "ringsim.perfetto"
     file = descriptor_pb2.FileDescriptorProto(

@@ -36,7 +36,7 @@ WANDER_PPM = 1.0  # a crystal whose temperature changes by a few degrees
 # comparisons closer than this are combined, because a difference in speed would not show
 CLOSE_NS = 10**9
 TIMES = ("post_ns", "wait_ns", "done_ns")
-REFERENCE, STORE, UNKNOWN = "reference", "store", "not compared"
+REFERENCE, STORE, KERNELS, UNKNOWN = "reference", "store", "kernels", "not compared"
 
 Sample = Sequence[int]  # time_ns, offset_ns, uncertainty_ns
 
@@ -53,7 +53,8 @@ class RunClock(NamedTuple):
             clock, or None if the clocks were not compared.
         drift_ppm: how much faster rank 0's clock ran between the first and the last comparison, in
             parts per million, or 0 if there was only one comparison.
-        how: "reference", "store" (compared over the process group's store) or "not compared".
+        how: "reference", "store" (compared over the process group's store), "kernels" (compared by
+            the ends of the same operations on GPUs) or "not compared".
     """
 
     ranks: tuple[int, ...]
@@ -78,7 +79,7 @@ def list_clocks(
         times = np.concatenate([shown[shown != NONE], samples[:, 0]])
         times = np.concatenate([middles, [times.min(), times.max()]])
         uncertainty = (
-            int(uncertainty_ns(entry["samples"], times).max()) if entry["how"] == STORE else 0
+            0 if entry["how"] == REFERENCE else int(uncertainty_ns(entry["samples"], times).max())
         )
         span_ns, change_ns = samples[-1, :2] - samples[0, :2]
         clocks.append(
@@ -97,7 +98,9 @@ def list_clocks(
 # -- the comparisons that the ranks recorded
 
 
-def find_clocks(metas: Mapping[int, Mapping[str, Any]], start_ns: int) -> list[dict[str, Any]]:
+def find_clocks(
+    metas: Mapping[int, Mapping[str, Any]], start_ns: int, how: str = STORE
+) -> list[dict[str, Any]]:
     """Returns the entries in ``metadata["clocks"]``, or an empty list if there is only one clock.
 
     Args:
@@ -107,6 +110,7 @@ def find_clocks(metas: Mapping[int, Mapping[str, Any]], start_ns: int) -> list[d
             on the rank's own clock, the offset to add, and the width of the interval that contains
             the offset, in ns.
         start_ns: the time on the ranks' clocks from which the times of events count.
+        how: how the clocks were compared.
 
     Example:
         >>> metas = {
@@ -139,7 +143,7 @@ def find_clocks(metas: Mapping[int, Mapping[str, Any]], start_ns: int) -> list[d
     entries = [
         {
             "ranks": ranks[name],
-            "how": UNKNOWN if name not in number_of else STORE if number_of[name] else REFERENCE,
+            "how": UNKNOWN if name not in number_of else how if number_of[name] else REFERENCE,
             "samples": found[number_of.get(name, 0)],
         }
         for name in ranks

@@ -46,10 +46,13 @@ class EventRows:
         """Adds one event; ``op`` is torch's name for the operation.
 
         Times may count from any moment. Pass the other columns by name: ``group`` as a Group,
-        ``payload`` as a Payload, ``label`` and ``file`` as strings, and the rest as integers.
+        ``payload`` as a Payload, ``label`` and ``file`` as strings, and the rest as integers. A
+        column that is None does not apply.
         """
         row = {"rank": rank, "op": OP_CODES[op], "post_ns": post_ns}
         for name, value in columns.items():
+            if value is None:
+                continue
             if name in _NAMED:
                 numbers = self._numbers[name]
                 row[name] = numbers.setdefault(value, len(numbers))

@@ -29,7 +29,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, overload
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -178,59 +178,10 @@ def _write_run(
     return count
 
 
-# the overloads overlap, because a str is also an iterable of str
-@overload
-def load(  # type: ignore[overload-overlap]
+def load(
     path: str | PathLike[str], *, ranks: Numbers | None = None, between_s: Stretch | None = None
-) -> Trace: ...
-@overload
-def load(
-    path: Iterable[str | PathLike[str]],
-    *,
-    ranks: Numbers | None = None,
-    between_s: Stretch | None = None,
-) -> list[Trace]: ...
-def load(
-    path: str | PathLike[str] | Iterable[str | PathLike[str]],
-    *,
-    ranks: Numbers | None = None,
-    between_s: Stretch | None = None,
-) -> Trace | list[Trace]:
-    """Reads a trace file, part of the run that it contains, or several files from different runs.
-
-    If you pass ``ranks`` or ``between_s``, only that part of the file is read. The result is the
-    same as that of ``Trace.filter``, with one difference. ``load`` does not read the other side of
-    some operations, so it cannot know whether that side was ever posted. It therefore never counts
-    these operations as unmatched, but always as operations whose other side is left out.
-
-    A run that is killed before it can write its file leaves its parts next to the file, in
-    ``<path>.parts``. If the file is missing or damaged, ``load`` recovers the trace from the parts
-    and adds a note to the metadata.
-
-    Args:
-        path: a trace file or a directory of parts, or a list of several.
-        ranks: the rank or ranks to read; by default, all ranks.
-        between_s: the begin and end of a time range, in seconds from the start of the run; by
-            default, the whole run.
-
-    Returns:
-        The trace, without results and output, which trace files do not contain. For several files,
-        a list of traces in the same order.
-
-    Raises:
-        TraceFileError: a file is missing or damaged, is not a trace, or was written by a later
-            version of ringsim.
-        ArgumentError: the run has no such rank, or ``between_s`` is not a time range.
-
-    Example:
-        >>> try:
-        ...     load("no/such.ringtrace")
-        ... except TraceFileError as error:
-        ...     print(error)
-        cannot open the trace file no/such.ringtrace: No such file or directory. Check the path.
-    """
-    if not isinstance(path, (str, bytes, os.PathLike)):
-        return [load(one, ranks=ranks, between_s=between_s) for one in path]
+) -> Trace:
+    """Reads a trace file or part of the run that it contains; see ``ringsim.load``."""
     name = os.fsdecode(path).rstrip(os.sep)
     name = name.removesuffix(".parts") if os.path.isdir(name) else name
     try:

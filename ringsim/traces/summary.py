@@ -285,6 +285,8 @@ class Totals:
             else []
         )
         more = [f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
+        if not names:  # of a run that another program recorded
+            return [f"  clocks        {'; '.join(said)}"]
         lines = [f"  hosts         {'; '.join([', '.join([*names[:_SHOWN], *more]), *said])}"]
         for where, went in (("within hosts", self._within), ("across hosts", self._across)):
             lines += [f"    {where}: {went}"] if went.number else []
