@@ -86,8 +86,8 @@ MUTATIONS = {
     ),
     "matching on the clock": Mutation(
         "ringsim/simulator/point_to_point.py",
-        "        key = (group, src, dst, tag if self.by_tag else 0)",
-        "        key = (group, src, dst, 0)",
+        "key = (group, src, dst, tag if self.by_tag else SINGLE * (self.paired and is_single))",
+        "key = (group, src, dst, 0)",
         "test_simulated_semantics.py test_golden.py test_conformance_simulator.py",
     ),
     "link": Mutation(

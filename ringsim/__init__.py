@@ -23,6 +23,7 @@ Contents::
                                       operations
     simulate                          run the same worker on thousands of simulated ranks, on a
                                       virtual clock
+    compare_semantics                 find out under which backends a program would hang
     simulate_schedule                 simulate a pipeline step from its schedule and its costs
     plot_schedules                    draw schedules below each other on one time axis
     calibrate                         find this machine's message and computing costs from a trace
@@ -95,6 +96,7 @@ _CONTENTS = {
     "check": "ringsim.check",
     "comm": "ringsim.comm",
     "compare": "ringsim.prediction.comparison",
+    "compare_semantics": "ringsim.simulator.comparing",
     "compute": "ringsim.compute_costs",
     "current_ring": "ringsim.ring.ring",
     "destroy_distributed": "ringsim.ring.ring",
@@ -164,6 +166,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     )
     from ringsim.ring.ring import initialize_distributed as initialize_distributed
     from ringsim.simulator.api import simulate as simulate
+    from ringsim.simulator.comparing import compare_semantics as compare_semantics
     from ringsim.simulator.schedules import simulate_schedule as simulate_schedule
     from ringsim.traces.spans import mark as mark
     from ringsim.traces.spans import span as span

@@ -38,6 +38,7 @@ from ringsim.ring.ring import current_ring
 from ringsim.schedules import SCHEDULE_NAMES, find_num_chunks
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.generation import plan_jobs, plan_steps, steady_use, time_generation
+from ringsim.schedules.programs import SEMANTICS
 from ringsim.simulator.api import check_settings, simulate
 from ringsim.simulator.schedules import simulate_schedule
 from ringsim.simulator.settings import Settings
@@ -83,6 +84,7 @@ def schedule() -> Explorer:
         Choice("backward", "backward", 2.0, (1.0, 1.5, 2.0, 2.5, 3.0), unit="ms"),
         Choice("latency", "latency", 0.0, (0.0, 0.1, 0.25, 0.5, 1.0, 2.0), (0.0, 0.5), "ms"),
         Choice("last", "last stage", 1.0, (0.5, 1.0, 1.5, 2.0, 3.0), (1.0, 2.0), "x"),
+        Choice("messages", "messages", "buffered", SEMANTICS),
     )
     return Explorer("pipeline schedules", _schedules, choices)
 
@@ -95,6 +97,7 @@ def _schedules(
     backward: float,
     latency: float,
     last: float,
+    messages: str,
 ) -> Frame:
     held = "activations held, by rank"
     rows: list[tuple[str, ...]] = [
@@ -104,7 +107,7 @@ def _schedules(
     for letter, name in zip("AB", (left, right), strict=True):
         if name == _NONE:
             continue
-        row, trace = _one_schedule(name, ranks, microbatches, backward, latency, last)
+        row, trace = _one_schedule(name, ranks, microbatches, backward, latency, last, messages)
         rows.append((f"{letter} {name}", *row))
         traces.append(trace)
     return Frame((), tuple(traces), tuple(rows))
@@ -112,7 +115,13 @@ def _schedules(
 
 @lru_cache(256)
 def _one_schedule(
-    name: str, ranks: int, microbatches: int, backward: float, latency: float, last: float
+    name: str,
+    ranks: int,
+    microbatches: int,
+    backward: float,
+    latency: float,
+    last: float,
+    messages: str,
 ) -> tuple[tuple[str, ...], Trace]:
     stages = ranks * find_num_chunks(name)
     # the same model, divided into more stages
@@ -123,7 +132,7 @@ def _one_schedule(
         forward, half = forward[0], half[0]
     costs = Costs(forward=forward, input=half, weight=half, latency=latency * _MS)
     run = simulate_schedule(
-        name, costs, num_ranks=ranks, num_microbatches=microbatches, semantics="buffered"
+        name, costs, num_ranks=ranks, num_microbatches=microbatches, semantics=messages
     )
     trace = run.trace()
     bubble, peaks = trace.bubble(), trace.peak_activations()
@@ -368,14 +377,14 @@ def deadlock() -> Explorer:
         Ranks 0, 1, 2, 3 wait for each other forever.
     """
     orders = ("sends", "receives")
-    kinds = ("rendezvous", "eager up to 64 KiB")
+    kinds = ("rendezvous", "eager up to 64 KiB", "grouped")
     choices = (
         *(
             Choice(f"rank_{rank}", f"rank {rank} first", "sends", orders, orders)
             for rank in range(4)
         ),
         Choice("size", "size", 4, (4, 1024), (4, 1024), "KiB"),
-        Choice("semantics", "messages", "rendezvous", kinds, kinds),
+        Choice("semantics", "messages", "rendezvous", kinds, kinds[:2]),
     )
     return Explorer("order of sends and receives", _in_order, choices)
 
@@ -384,8 +393,8 @@ def _in_order(
     rank_0: str, rank_1: str, rank_2: str, rank_3: str, size: int, semantics: str
 ) -> Frame:
     orders, size_bytes = [rank_0, rank_1, rank_2, rank_3], 1024 * size
-    kind = "rendezvous" if semantics == "rendezvous" else f"buffered({_EAGER_BYTES})"
-    eager = semantics != "rendezvous" and size_bytes <= _EAGER_BYTES
+    kind = f"buffered({_EAGER_BYTES})" if semantics.startswith("eager") else semantics
+    eager = kind != semantics and size_bytes <= _EAGER_BYTES
     reason = "one rank must differ from the rest."
     if set(orders) == {"receives"}:
         reason = "all ranks wait for a message, but no rank has sent one."

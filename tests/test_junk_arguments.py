@@ -182,7 +182,10 @@ RULES: dict[str, list[tuple[dict[str, Any], str]]] = {  # invalid arguments, and
         ({"size_bytes": -1}, r"size_bytes must be from 0 to 2\*\*53, got -1"),
         ({"size_bytes": 2**63}, r"size_bytes must be from 0 to 2\*\*53, got 92233"),
         ({"size_bytes": 1.5}, "size_bytes must be an integer or a list of integers, got 1.5"),
-        ({"semantics": "eager"}, "semantics must be one of rendezvous, buffered, got 'eager'"),
+        (
+            {"semantics": "eager"},
+            "semantics must be one of rendezvous, buffered, grouped, paired, got 'eager'",
+        ),
         ({"ahead": -1}, "ahead must be a non-negative integer, got -1"),
         ({"num_ranks": 0}, "num_ranks must be a positive integer, got 0"),
         ({"num_ranks": True}, "num_ranks must be a positive integer, got True"),

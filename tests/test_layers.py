@@ -49,6 +49,7 @@ VALUES = {
     "ringsim.traces.value",
     "ringsim.traces.bandwidths",
     "ringsim.traces.findings",
+    "ringsim.schedules.engine",
     "ringsim.simulator.schedules",
     "ringsim.prediction.comparison",
 }

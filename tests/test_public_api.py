@@ -22,7 +22,8 @@ from ringsim import exchange
 
 PUBLIC_NAMES = set(
     "Degrade Fail FlopCosts Jitter Link Ring Slow Trace bandwidth calibrate calibration_worker "
-    "check comm compare compute current_ring destroy_distributed environment errors explore "
+    "check comm compare compare_semantics compute current_ring destroy_distributed environment "
+    "errors explore "
     "get_comm_device get_pipeline_parallel_pred_group get_pipeline_parallel_succ_group "
     "initialize_distributed load load_ipython_extension mark pipeline plot_schedules predict "
     "scale session simulate simulate_schedule span suppress_output topologies trace traced".split()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringsim.schedules.engine import (
+from ringsim.schedules.programs import (
     Compute,
     Delivery,
     Instruction,

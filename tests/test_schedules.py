@@ -551,7 +551,10 @@ JUNK: list[tuple[Callable[[], object], str]] = [
         lambda: makespan(Step("gpipe", 2, 2), semantics="grouped"),
         "one of rendezvous, buffered, got",
     ),
-    (lambda: evaluate(CIRCLE, semantics="grouped"), "one of rendezvous, buffered, got 'grouped'"),
+    (
+        lambda: evaluate(CIRCLE, semantics="eager"),
+        "one of rendezvous, buffered, grouped, paired, got 'eager'",
+    ),
     (
         lambda: evaluate(MAKE("gpipe", 3, 1), Costs([1, 2])),
         "the length of forward must be the number of stages, 3, got 2",

@@ -42,8 +42,9 @@ from ringsim.pipeline.flops import Flops, attention_flops, linear_flops
 from ringsim.schedules import SCHEDULE_NAMES, make_schedule
 from ringsim.schedules.closed_forms import Step
 from ringsim.schedules.costs import Costs
-from ringsim.schedules.engine import SEMANTICS, Semantics, validate
+from ringsim.schedules.engine import validate
 from ringsim.schedules.partition import by_count
+from ringsim.schedules.programs import SEMANTICS, Semantics, read_semantics
 from ringsim.schedules.schedule import Action, Schedule, from_text
 from ringsim.simulator.links import degraded
 from ringsim.simulator.schedules import ScheduleRun, simulate_schedule
@@ -165,7 +166,11 @@ def _describe(whole: TomlTable) -> Description:
     num_ranks = ring.read("ranks", at_least(1))
     read_schedule = _read_actions if "actions" in schedule else _read_step
     step: Step | Schedule = read_schedule(schedule, num_ranks)
-    semantics: Any = schedule.choice("semantics", SEMANTICS, "rendezvous")
+    semantics = schedule.read("semantics", TEXT, "rendezvous")
+    try:
+        read_semantics(semantics)
+    except ArgumentError:
+        semantics = schedule.choice("semantics", SEMANTICS)
     ahead = schedule.read("ahead", at_least(0), 1)
     owners = _write_out(step).stage_ranks
 

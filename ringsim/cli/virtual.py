@@ -82,8 +82,8 @@ def add_network(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--semantics",
         default="rendezvous",
-        help="when messages leave: rendezvous (like Gloo), buffered (like MPI) or grouped (like "
-        "NCCL); default: rendezvous",
+        help="when messages leave: rendezvous (like Gloo), buffered (like MPI), grouped or paired "
+        "(like NCCL), or, for example, grouped(65536); default: rendezvous",
     )
     add_flag(
         parser,

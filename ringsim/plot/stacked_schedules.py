@@ -34,7 +34,7 @@ from ringsim.plot.sheet import Picture
 from ringsim.plot.style import percent
 from ringsim.schedules import make_schedule
 from ringsim.schedules.costs import Costs
-from ringsim.schedules.engine import Semantics
+from ringsim.schedules.programs import Semantics
 from ringsim.schedules.schedule import Schedule
 from ringsim.simulator.schedules import ScheduleRun, simulate_schedule
 from ringsim.traces.display import Style

@@ -20,6 +20,7 @@ from ringsim.plot.paths import Points, bow, node
 from ringsim.plot.ring import draw_node, set_limits
 from ringsim.plot.sheet import Picture
 from ringsim.plot.timeline import timeline_picture
+from ringsim.schedules.engine import Cycle
 from ringsim.traces.display import Images, Style
 from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, Tables, make_events
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, kind_text
@@ -98,6 +99,22 @@ def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None, **look: Unpack
         'Deadlock: ranks 0 and 1'
     """
     return sheet.show(_pictures(diagnosis), ax, **look)
+
+
+def plot_cycle(cycle: Cycle, **look: Any) -> Axes:
+    """Draws the ranks of a schedule that wait for each other, with the actions that block them.
+
+    Args:
+        cycle: the cycle, from the ``diagnosis`` of a ``Deadlock``.
+        **look: the arguments of ``plot_waitfor``.
+    """
+    ranks = tuple(rank for rank, _ in cycle)
+    edges = tuple(
+        Edge(rank, peer, Operation(rank, label), in_cycle=True)
+        for rank, peer, label in zip(ranks, ranks[1:] + ranks[:1], cycle.labels, strict=True)
+    )
+    finding = Finding("deadlock", ranks, (), cycle.message)
+    return plot_waitfor(Diagnosis((finding,), cycle.num_ranks, edges), **look)
 
 
 def waitfor_images(diagnosis: Diagnosis) -> Images:
@@ -251,7 +268,7 @@ def _draw_edges(
 def _label(operations: list[Operation]) -> str:
     """Returns a two-line label for the operations in which one rank waits for another."""
     one, more = operations[0], len(operations) - 1
-    text = one.op if one.kind == COLLECTIVE or one.tag < 0 else f"{one.op}, tag {one.tag}"
+    text = one.op if one.tag < 0 or one.kind == COLLECTIVE else f"{one.op}, tag {one.tag}"
     name, _, line = one.place.rpartition(":")
     at = f"{style.shorten(name, FILE_LETTERS)}:{line}" if name else ""
     return f"{text}{f' and {more} more' if more else ''}\n{at}".strip()

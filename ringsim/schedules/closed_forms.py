@@ -39,10 +39,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ringsim.errors import ScheduleError
+from ringsim.errors import ArgumentError, ScheduleError
 from ringsim.schedules import find_num_chunks
 from ringsim.schedules.costs import Costs, Time
-from ringsim.schedules.engine import Semantics, check_semantics
+from ringsim.schedules.programs import Semantics, read_semantics
 from ringsim.schedules.schedule import check_counts
 
 __all__ = [
@@ -134,7 +134,11 @@ def makespan(step: Step, costs: Costs = _UNIT, semantics: Semantics = "buffered"
         See ``idle``. The latency terms were fitted to the evaluator's results, and tests check them
         against the evaluator.
     """
-    check_semantics(semantics)
+    if read_semantics(semantics).in_order:
+        raise ArgumentError(
+            f"semantics must be one of rendezvous, buffered, got {semantics}. Use evaluate, "
+            "because there is no formula for messages in order."
+        )
     return _work(step, costs) + idle(step, costs) + _latency(step, costs.latency, semantics)
 
 

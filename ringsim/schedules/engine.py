@@ -1,26 +1,7 @@
-"""Runs send-and-receive programs on a clock, without ranks.
+"""Times and checks schedules exactly, by playing their actions on a clock.
 
-The results are exact times, and the ranks that would wait for each other forever. A point-to-point
-program consists of a list of operations for each rank. There are four operations: computing,
-posting a send, posting a receive, and waiting for a post. A blocking send is a post followed by its
-wait::
-
-    send(1); recv(1)          Send(1) Wait(0) Receive(1) Wait(2)
-    isend(1); recv(1); wait   Send(1) Receive(1) Wait(1) Wait(0)
-
-The k-th send from one rank to another with a tag matches the k-th receive with this tag there. With
-several groups, a pair (group, tag) serves as the tag. The only operation that cannot be written
-this way is a receive from any rank, because its sender depends on the times.
-
-The result does not depend on the order in which this module runs the ranks: each rank goes through
-its list in order, so a rank that can continue now can also continue later. It is enough to run each
-rank until it waits for a post that has not been made, and to return to the rank when the post is
-made. When no rank can run, either all ranks have ended, or the remaining ranks wait forever. Each
-of them waits for one other rank, and a chain of these waits leads to a cycle or to a rank that has
-ended.
-
-``evaluate`` runs a schedule this way. This is 1F1B over two ranks, with backwards that take twice
-as long as forwards; each ``.`` is a unit of waiting::
+This is 1F1B over two ranks, with backwards that take twice as long as forwards; each ``.`` is a
+unit of waiting::
 
     rank 0   0F0 0F1  .  0B0 ---  .  0B1 ---
     rank 1    .  1F0 1B0 --- 1F1 1B1 ---
@@ -29,277 +10,27 @@ A schedule without sends and receives is lowered first, so the times are those o
 the executor runs. A message takes ``Costs.latency``, but none of the ranks' time. ``semantics``
 determines when a message may start, and ``lower``'s ``ahead`` determines the position of its
 receive.
+
+NCCL carries out the messages of a communicator in order, which ``grouped`` and ``paired`` model. As
+on NCCL, the executor then posts messages in the order of ``lower_in_step``, each on its own. A
+schedule that contains its sends and receives keeps its order, and may hang.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringsim.errors import ArgumentError, Deadlock, ScheduleError, is_one_of, say
+from ringsim.errors import Deadlock, ScheduleError
 from ringsim.schedules.costs import Costs, Time
-from ringsim.schedules.lowering import get_recv, lower_checked
+from ringsim.schedules.cures import describe_cures, try_cures
+from ringsim.schedules.lowering import lower_checked, lower_in_step
+from ringsim.schedules.playing import play
+from ringsim.schedules.programs import Run, Semantics, read_semantics
 from ringsim.schedules.schedule import Action, Schedule
 
-Semantics = Literal["rendezvous", "buffered"]
-SEMANTICS = ("rendezvous", "buffered")
-
-
-def check_semantics(semantics: object) -> None:
-    """Raises ArgumentError if the semantics are unknown."""
-    if not is_one_of(semantics, SEMANTICS):
-        raise ArgumentError(
-            f"semantics must be one of {', '.join(SEMANTICS)}, got {say(semantics)}."
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """Computes for some time, in any unit that is the same everywhere."""
-
-    duration: Time
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Posts a send to a peer and continues. The receive must have the same tag."""
-
-    peer: int
-    tag: Hashable = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Receive:
-    """Posts a receive from a peer and continues. The send must have the same tag."""
-
-    peer: int
-    tag: Hashable = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Waits until the post at a given position in this rank's list is done."""
-
-    position: int
-
-
-Instruction = Compute | Send | Receive | Wait
-_Place = tuple[int, int]  # (rank, position in its list)
-
-
-class Delivery(NamedTuple):
-    """A send and its matching receive, given by ranks and positions in their lists.
-
-    Attributes:
-        source: the rank that sent.
-        send: the position of the send.
-        rank: the rank that received.
-        receive: the position of the receive.
-        posted: the time at which the send was posted.
-        arrived: the time at which the payload arrived.
-    """
-
-    source: int
-    send: int
-    rank: int
-    receive: int
-    posted: Time
-    arrived: Time
-
-
-class Blocked(NamedTuple):
-    """A rank that waits forever.
-
-    Attributes:
-        rank: the rank.
-        position: the position of the wait in the rank's list.
-        post: the position of the send or receive that the rank waits for.
-        peer: the rank that would have to post the other side.
-    """
-
-    rank: int
-    position: int
-    post: int
-    peer: int
-
-
-@dataclass(frozen=True)
-class Run:
-    """The outcome of running programs.
-
-    Attributes:
-        times: for each rank, the (start, end) of each operation that the rank reached; a post takes
-            no time, and a wait ends when the rank continues.
-        messages: the messages that arrived, sorted by receiver.
-        blocked: the ranks that wait forever, in order; empty if all ranks have ended.
-    """
-
-    times: tuple[tuple[tuple[Time, Time], ...], ...]
-    messages: tuple[Delivery, ...]
-    blocked: tuple[Blocked, ...]
-
-    @property
-    def cycle(self) -> tuple[Blocked, ...]:
-        """A cycle of ranks, each of which waits for the next.
-
-        The cycle is empty if all ranks wait, directly or indirectly, for a rank that has ended.
-        """
-        waiting = {blocked.rank: blocked for blocked in self.blocked}
-        for first in waiting:
-            path: list[int] = []
-            rank = first
-            while rank in waiting and rank not in path:
-                path.append(rank)
-                rank = waiting[rank].peer
-            if rank in path:
-                return tuple(waiting[member] for member in path[path.index(rank) :])
-        return ()
-
-
-def run_programs(
-    programs: Sequence[Sequence[Instruction]],
-    *,
-    latency: Time = 0,
-    semantics: Semantics = "rendezvous",
-) -> Run:
-    """Runs one list of operations per rank, in order, on a clock that starts at 0.
-
-    Args:
-        programs: for each rank, its operations.
-        latency: a message's travel time, in the unit of the computations.
-        semantics: ``rendezvous``: a message starts to travel when both sides are posted, and the
-            send ends when the message arrives (Gloo, at every size); ``buffered``: the message
-            travels as soon as it is sent, and the send is done immediately (MPI, for small
-            messages).
-
-    Returns:
-        The times of all operations, and the ranks that are left waiting. The times are exact if the
-        inputs are ints or Fractions.
-
-    Example:
-        >>> both_send_first = [
-        ...     [Send(1), Wait(0), Receive(1), Wait(2)],
-        ...     [Send(0), Wait(0), Receive(0), Wait(2)],
-        ... ]
-        >>> [
-        ...     f"rank {stuck.rank} waits for rank {stuck.peer}"
-        ...     for stuck in run_programs(both_send_first).cycle
-        ... ]
-        ['rank 0 waits for rank 1', 'rank 1 waits for rank 0']
-        >>> run_programs(both_send_first, semantics="buffered").cycle
-        ()
-    """
-    runner = _Runner(programs, latency, semantics)
-    runner.run()
-    return Run(
-        tuple(map(tuple, runner.times)), tuple(runner.list_messages()), tuple(runner.list_blocked())
-    )
-
-
-class _Runner:
-    """The programs, each rank's progress, and the positions that ranks wait for."""
-
-    def __init__(
-        self, programs: Sequence[Sequence[Instruction]], latency: Time, semantics: Semantics
-    ) -> None:
-        self.programs = programs
-        self.latency = latency
-        self.semantics = semantics
-        self.partners = _match(programs)
-        self.times: list[list[tuple[Time, Time]]] = [[] for _ in programs]
-        self.sleepers: dict[_Place, int] = {}
-        self.runnable = list(range(len(programs)))
-
-    def run(self) -> None:
-        """Runs ranks until none of them can continue."""
-        while self.runnable:
-            self._advance(self.runnable.pop())
-
-    def _advance(self, rank: int) -> None:
-        """Runs one rank to its end, or until it waits for a post that a rank has not reached."""
-        times = self.times[rank]
-        clock = times[-1][1] if times else 0
-        for position in range(len(times), len(self.programs[rank])):
-            operation, start = self.programs[rank][position], clock
-            if isinstance(operation, Compute):
-                clock = start + operation.duration
-            elif isinstance(operation, Wait):
-                done = self._done_at((rank, operation.position))
-                if done is None:
-                    partner = self.partners.get((rank, operation.position))
-                    if partner is not None:
-                        self.sleepers[partner] = rank
-                    return
-                clock = max(start, done)
-            times.append((start, clock))
-            if (rank, position) in self.sleepers:
-                self.runnable.append(self.sleepers.pop((rank, position)))
-
-    def _done_at(self, place: _Place) -> Time | None:
-        """Returns the time at which a post is done.
-
-        The result is None if the time depends on the other side, which is not posted yet.
-        """
-        posted = self.times[place[0]][place[1]][0]
-        if self.semantics == "buffered" and isinstance(self.programs[place[0]][place[1]], Send):
-            return posted
-        partner = self.partners.get(place)
-        if partner is None or partner[1] >= len(self.times[partner[0]]):
-            return None
-        other = self.times[partner[0]][partner[1]][0]
-        return (
-            max(posted, other) + self.latency
-            if self.semantics == "rendezvous"
-            else max(posted, other + self.latency)
-        )
-
-    def list_messages(self) -> Iterator[Delivery]:
-        """Yields the messages that arrived, by receiver."""
-        for rank, times in enumerate(self.times):
-            for position in range(len(times)):
-                arrived = (
-                    self._done_at((rank, position))
-                    if isinstance(self.programs[rank][position], Receive)
-                    else None
-                )
-                if arrived is not None:
-                    source, send = self.partners[rank, position]
-                    yield Delivery(
-                        source, send, rank, position, self.times[source][send][0], arrived
-                    )
-
-    def list_blocked(self) -> Iterator[Blocked]:
-        """Yields the ranks that did not reach their end, each of which is blocked in a wait."""
-        for rank, program in enumerate(self.programs):
-            position = len(self.times[rank])
-            if position < len(program):
-                wait = program[position]
-                assert isinstance(wait, Wait)  # only a wait can block a rank
-                post = program[wait.position]
-                assert isinstance(post, Send | Receive)
-                yield Blocked(rank, position, wait.position, post.peer)
-
-
-def _match(programs: Sequence[Sequence[Instruction]]) -> dict[_Place, _Place]:
-    """Maps each post to its other side: a channel's k-th send matches its k-th receive.
-
-    Posts without a match are left out.
-    """
-    posts: dict[Hashable, tuple[list[_Place], list[_Place]]] = {}
-    for rank, program in enumerate(programs):
-        for position, operation in enumerate(program):
-            if isinstance(operation, Send | Receive):
-                is_receive = isinstance(operation, Receive)
-                ends = (operation.peer, rank) if is_receive else (rank, operation.peer)
-                both = posts.setdefault((*ends, operation.tag), ([], []))
-                both[is_receive].append((rank, position))
-    partners: dict[_Place, _Place] = {}
-    for sends, receives in posts.values():
-        # the extra posts of the longer side have no match
-        for send, receive in zip(sends, receives, strict=False):
-            partners[send], partners[receive] = receive, send
-    return partners
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 class TimedAction(NamedTuple):
@@ -430,6 +161,28 @@ class Evaluation:
         ]
 
 
+class Cycle(tuple[tuple[int, Action], ...]):
+    """Ranks of a schedule that wait for each other, each with the action that blocks it.
+
+    Each rank waits for the next, and the last one for the first.
+
+    Attributes:
+        num_ranks: the number of ranks of the schedule.
+        labels: each rank's action and, if its message is queued, the action that comes first.
+        message: a description of the cycle.
+    """
+
+    num_ranks: int
+    labels: list[str]
+    message: str
+
+    def plot(self, **look: Any) -> Axes:
+        """Draws the cycle; the arguments are those of ``Diagnosis.plot``. Returns the axes."""
+        from ringsim.plot.waitfor import plot_cycle
+
+        return plot_cycle(self, **look)
+
+
 def evaluate(
     schedule: Schedule, costs: Costs | None = None, semantics: Semantics = "rendezvous"
 ) -> Evaluation:
@@ -440,7 +193,12 @@ def evaluate(
         costs: the costs of the actions, or None for ``Costs()``: 1 for each forward, input and
             weight, 2 for each backward, and 0 for each message.
         semantics: ``rendezvous``: a message starts to travel when both its send and its receive are
-            posted; ``buffered``: when its send is posted.
+            posted; ``buffered``: when its send is posted; ``grouped``: like ``rendezvous``, but a
+            rank's sends and receives are carried out one after another (NCCL with one communicator
+            for all ranks); ``paired``: only those between the same two ranks are (NCCL with one
+            communicator for each pair). With ``grouped(65536)`` or ``paired(65536)``, a send of at
+            most 65536 bytes is done when its turn comes. Here, messages have no size, so every send
+            is; ``simulate_schedule`` has an argument for the size.
 
     Returns:
         The times, which are exact if the costs are ints or Fractions.
@@ -449,7 +207,10 @@ def evaluate(
         ScheduleError: an action belongs to a different rank, occurs twice, precedes an action that
             it needs, or is a send or receive without a match.
         Deadlock: ranks wait for each other in a cycle; ``diagnosis`` is the cycle, as a tuple of
-            (rank, action) pairs, where the action is the one that blocks the rank.
+            (rank, action) pairs, where the action is the one that blocks the rank. The tuple has a
+            method ``plot``. If posts are
+            carried out in order, the message lists changes that were tried, and which of those that
+            help makes the shortest step.
         ArgumentError: the costs do not fit the stages, or ``semantics`` is unknown.
 
     Example:
@@ -462,67 +223,70 @@ def evaluate(
         ...     for action, start, end in evaluation.get_computations(rank=1)
         ... ]
         ['1F0 1-2', '1B0 2-4', '1F1 4-5', '1B1 5-7']
-    """
+        >>> from ringsim.schedules.lowering import lower
+        >>> evaluate(lower(one_f_one_b(num_ranks=2, num_microbatches=2)), semantics="paired")
+        Traceback (most recent call last):
+        ringsim.errors.Deadlock: the schedule cannot finish, because ranks wait for each other: rank 0 waits in 0B0 for 1SEND_B0 on rank 1, which comes after 1RECV_F1; rank 1 waits in 1F1 for 0SEND_F1 on rank 0, which comes after 0RECV_B0. These changes were tried, with the length of the step, the cheapest first: lower_in_step (9), receive before sending on even ranks (hangs), receive before sending on odd ranks (hangs), lower with ahead=0 (hangs), lower with ahead=1 (hangs), lower with ahead=2 (hangs), a buffer for every message (hangs).
+    """  # noqa: E501
     costs = costs or Costs()
-    check_semantics(semantics)
-    lowered = lower_checked(schedule)
+    lowered = lower_for(schedule, semantics)
     costs.check(schedule.num_stages)
-    run, owners = _play(lowered, costs, semantics)
-    return _collect(run, lowered, owners)
+    return _collect(*play_through(lowered, costs, semantics), lowered)
 
 
-def _play(
-    lowered: Schedule, costs: Costs, semantics: Semantics = "rendezvous"
+def lower_for(schedule: Schedule, semantics: Semantics, *, whole: bool = False) -> Schedule:
+    """Checks a schedule, and inserts sends and receives as the executor does.
+
+    Args:
+        schedule: any schedule; if it is already lowered, its own sends and receives are checked.
+        semantics: the condition under which a message starts, as for `evaluate`.
+        whole: whether every stage must do the forward and backward of every microbatch.
+
+    Raises:
+        ArgumentError, ScheduleError, Deadlock: as for `evaluate`.
+    """
+    in_order = read_semantics(semantics).in_order
+    lowered = lower_checked(schedule, whole=whole)
+    if not in_order or schedule.lowered:
+        return lowered
+    # raises an error if computations wait for each other
+    play_through(lowered, Costs(), "rendezvous")
+    return lower_in_step(schedule)
+
+
+def play_through(
+    lowered: Schedule, costs: Costs, semantics: Semantics
 ) -> tuple[Run, list[list[int]]]:
-    """Runs a lowered schedule.
+    """Runs a lowered schedule, like ``play``. Raises Deadlock if ranks wait for each other."""
+    run, owners = play(lowered, costs, semantics)
+    if not run.blocked:
+        return run, owners
 
-    Returns the run and, for each rank, the positions of the actions that its operations belong to.
-    Raises Deadlock if ranks wait for each other.
-    """
-    translated = [_translate(row, lowered, costs) for row in lowered.actions]
-    programs = [program for program, _ in translated]
-    owners = [owners for _, owners in translated]
-    run = run_programs(programs, latency=costs.latency, semantics=semantics)
-    if run.blocked:
-        raise _describe_deadlock(run, lowered, owners)
-    return run, owners
+    def find(rank: int, position: int) -> Action:
+        return lowered.actions[rank][owners[rank][position]]
 
-
-def _translate(
-    row: tuple[Action, ...], schedule: Schedule, costs: Costs
-) -> tuple[list[Instruction], list[int]]:
-    """Translates a rank's actions into operations and the positions of their actions.
-
-    A computation first waits for its receive. The waits for the sends come at the end.
-    """
-    operations: list[tuple[Instruction, int]] = []
-    posts: dict[Action, int] = {}
-    for owner, action in enumerate(row):
-        if action.is_compute:
-            recv = get_recv(action, schedule.stage_ranks)
-            if recv is not None:
-                operations.append((Wait(posts[recv]), owner))
-            operations.append((Compute(costs.get_duration(action)), owner))
-        else:
-            posts[action] = len(operations)
-            peer = schedule.stage_ranks[action.other_side.stage]
-            operations.append(
-                (
-                    Send(peer, action)
-                    if action.kind.startswith("SEND")
-                    else Receive(peer, action.other_side),
-                    owner,
-                )
-            )
-    operations += [
-        (Wait(position), operations[position][1])
-        for action, position in posts.items()
-        if action.kind.startswith("SEND")
-    ]
-    return [operation for operation, _ in operations], [owner for _, owner in operations]
+    in_order = read_semantics(semantics).in_order
+    cycle = Cycle((stuck.rank, find(stuck.rank, stuck.position)) for stuck in run.cycle)
+    cycle.num_ranks, cycle.labels, waits = lowered.num_ranks, [], []
+    for (rank, action), stuck, then in zip(
+        cycle, run.cycle, [*run.cycle[1:], run.cycle[0]], strict=True
+    ):
+        head = find(rank, stuck.head)
+        label = f"{action} behind {head}" if stuck.post != stuck.head else str(action)
+        after = f", which comes after {find(then.rank, then.head)}" if in_order else ""
+        waits.append(
+            f"rank {rank} waits in {label} for {head.other_side} on rank {stuck.peer}{after}"
+        )
+        cycle.labels.append(label)
+    failure = "the schedule cannot finish, because ranks wait for each other"
+    cycle.message = f"{failure}: {'; '.join(waits)}."
+    remedy = "Move one of the awaited actions earlier."
+    if in_order:
+        remedy = describe_cures(try_cures(lowered, costs, semantics))
+    raise Deadlock(f"{cycle.message} {remedy}", diagnosis=cycle)
 
 
-def _collect(run: Run, schedule: Schedule, owners: list[list[int]]) -> Evaluation:
+def _collect(run: Run, owners: list[list[int]], schedule: Schedule) -> Evaluation:
     rows = [[TimedAction(action, 0, 0) for action in row] for row in schedule.actions]
     for rank, row in enumerate(rows):
         for owner, times in zip(owners[rank], run.times[rank], strict=True):
@@ -539,22 +303,7 @@ def _collect(run: Run, schedule: Schedule, owners: list[list[int]]) -> Evaluatio
     return Evaluation(schedule, tuple(map(tuple, rows)), tuple(messages))
 
 
-def _describe_deadlock(run: Run, schedule: Schedule, owners: list[list[int]]) -> Deadlock:
-    """Returns an error that lists the waiting ranks, their actions and their peers."""
-    cycle, waits = [], []
-    for stuck in run.cycle:
-        row, owner = schedule.actions[stuck.rank], owners[stuck.rank]
-        action, awaited = row[owner[stuck.position]], row[owner[stuck.post]].other_side
-        cycle.append((stuck.rank, action))
-        waits.append(f"rank {stuck.rank} waits in {action} for {awaited} on rank {stuck.peer}")
-    failure = "the schedule cannot finish, because ranks wait for each other"
-    return Deadlock(
-        f"{failure}: {'; '.join(waits)}. Move one of the awaited actions earlier.",
-        diagnosis=tuple(cycle),
-    )
-
-
-def validate(schedule: Schedule) -> None:
+def validate(schedule: Schedule, semantics: Semantics = "rendezvous") -> None:
     """Raises an error if a schedule is incomplete, is out of order, or cannot finish.
 
     * Complete: for each microbatch, each stage does ``F`` once, and either ``B`` once or ``I`` and
@@ -565,10 +314,14 @@ def validate(schedule: Schedule) -> None:
 
     Args:
         schedule: any schedule, lowered or not.
+        semantics: the condition under which a message starts, as for ``evaluate``. Pass "grouped"
+            to find out whether the sends and receives of a lowered schedule would hang on NCCL.
 
     Raises:
         ScheduleError: the schedule breaks a rule; the message names the first action that does, its
-            rank, and its position in the rank's row, counted from 0.
+            rank, and its position in the rank's row, counted from 0. If ranks wait for each other,
+            ``diagnosis`` is the cycle, as for ``evaluate``.
+        ArgumentError: ``semantics`` is unknown.
 
     Example:
         >>> from ringsim.schedules import one_f_one_b
@@ -581,9 +334,8 @@ def validate(schedule: Schedule) -> None:
         Traceback (most recent call last):
         ringsim.errors.ScheduleError: stage 0 has no backward pass for microbatch 1 (rank 0). Add 0B1, or 0I1 and 0W1.
     """  # noqa: E501
-    lowered = lower_checked(schedule, whole=True)
     try:
-        _play(lowered, Costs())
+        play_through(lower_for(schedule, semantics, whole=True), Costs(), semantics)
     except Deadlock as stuck:
         rank, action = stuck.diagnosis[0]
         position = schedule.actions[rank].index(action)

@@ -49,8 +49,8 @@ from typing import NamedTuple
 
 from ringsim.errors import ScheduleError, check_integer
 from ringsim.schedules.costs import Time
-from ringsim.schedules.engine import Compute, Instruction, Receive, Run, Send, Wait, run_programs
 from ringsim.schedules.partition import by_count
+from ringsim.schedules.programs import Compute, Instruction, Receive, Run, Send, Wait, run_programs
 
 
 class TokenJob(NamedTuple):

@@ -72,7 +72,10 @@ def simulate(
             its recv, as with Gloo. With "buffered(65536)", only sends of more than 65536 bytes
             wait, as with MPI; with "buffered", no send waits. With "grouped", a rank's messages on
             a group run one after another, except that the messages of one ``batch_isend_irecv`` run
-            together, as with NCCL.
+            together, as with NCCL. With "paired", only messages between the same two ranks do, and
+            batches, as with NCCL if no ``device_id`` was passed to ``init_process_group``. With
+            "grouped(65536)" or "paired(65536)", sends of up to 65536 bytes do not wait for their
+            recv when their turn comes.
         compute: the cost of computing, or None if computing takes no time. Pass
             ``ringsim.FlopCosts``, or the result of ``ringsim.calibrate``, which also sets the cost
             of posting a message and adds its warnings to the notes of the trace. Alternatively,

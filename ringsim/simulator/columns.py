@@ -21,7 +21,7 @@ Two sets of arguments determine the cost of a message::
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain
@@ -32,7 +32,8 @@ import numpy as np
 from ringsim.errors import ArgumentError, ScheduleError, is_integer, is_list, say
 from ringsim.link import Link, check_links
 from ringsim.schedules.costs import Costs
-from ringsim.schedules.lowering import lower_checked
+from ringsim.schedules.lowering import get_recv, lower_checked
+from ringsim.schedules.programs import Semantics, read_semantics
 from ringsim.schedules.schedule import (
     COMPUTE_KINDS,
     RECV_KINDS,
@@ -70,6 +71,11 @@ class Columns:
             is posted, or -1 if the receive is posted at the start.
         queued_after: for each computation, the one whose message uses the link just before, or -1
             if the message is the first on its link, or if there is no message.
+        behind: for each computation, the ones whose messages must be done before the send and
+            before the receive of its message begin, or -1 if there are none; shape (2, n), or None
+            if messages are not carried out in order.
+        waits: whether the send of each computation's message waits for the receive, shape (n,), or
+            None like ``behind``.
     """
 
     name: str
@@ -82,6 +88,8 @@ class Columns:
     sent_after: Ints
     posted_after: Ints
     queued_after: Ints
+    behind: Ints | None = None
+    waits: Ints | None = None
 
     def __len__(self) -> int:
         """Returns the number of computations."""
@@ -164,6 +172,32 @@ def columns_of(schedule: Schedule, ahead: int = 1) -> Columns:
         lower_checked(schedule)
     reader = _Reader(schedule)
     return reader.read(min(ahead, len(reader.stage)))  # a receive cannot be posted before the start
+
+
+def put_in_order(
+    columns: Columns, lowered: Schedule, semantics: Semantics, sizes: Sequence[int]
+) -> Columns:
+    """Adds the order in which communicators carry out the messages of a lowered schedule.
+
+    A small send is done when its turn comes, so no message must be done after it.
+    """
+    in_order, limit = read_semantics(semantics)
+    actions = map(columns.action, range(len(columns)))
+    place = {get_recv(action, lowered.stage_ranks): index for index, action in enumerate(actions)}
+    behind, waits = np.full((2, len(columns)), -1), np.ones(len(columns), dtype=bool)
+    last: dict[object, int] = {}
+    for rank, row in enumerate(lowered.actions):
+        for action in row:
+            if action.is_compute:
+                continue
+            other, receives = action.other_side, action.kind in RECV_KINDS
+            here = place[action if receives else other]
+            queue = (rank, in_order == "paired" and lowered.stage_ranks[other.stage])
+            behind[int(receives), here] = last.get(queue, -1)
+            waits[here] = sizes[min(action.stage, other.stage)] > limit
+            if receives or waits[here]:
+                last[queue] = here
+    return replace(columns, behind=behind, waits=waits)
 
 
 def _read_actions(schedule: Schedule) -> tuple[Ints, Ints, Ints, Ints]:

@@ -5,7 +5,8 @@ one ends. Each of these hops has a reason that it did not begin earlier::
 
     program order    the rank was busy with the previous computation
     data             a computation waited for its message, or a message for its payload
-    link busy        the previous message was still on the link
+    link busy        the previous message was still on the link or, if messages are carried out in
+                     order, an earlier message of one of the two ranks was not done
     receiver late    the receive was not posted
     start            nothing came before
 
@@ -138,15 +139,19 @@ def _walk_messages(hops: list[PathPart], times: Times, here: int) -> int:
     Returns the computation that the first of these messages waited for.
     """
     operations, ends = times.columns, times.ends
-    rank, until = int(operations.rank[here]), times.arrivals[here]
-    source = int(operations.sources(np.array([here]))[0])
+    until = times.arrivals[here]
     while True:
+        rank, source = int(operations.rank[here]), int(operations.sources(np.array([here]))[0])
         start, queued = times.message_starts[here], int(operations.queued_after[here])
         made, posted = int(operations.sent_after[here]), int(operations.posted_after[here])
         reason, next_place = DATA, made
         if ends[made] != start:
             is_late = times.rendezvous and posted >= 0 and ends[posted] == start
             reason, next_place = (RECEIVER_LATE, posted) if is_late else (LINK_BUSY, queued)
+            if not is_late and operations.behind is not None:
+                places = operations.behind[:, here].tolist()
+                ended = (each for each in places if each >= 0 and times.arrivals[each] == start)
+                next_place = next(ended, queued)
         kind, step = ("SEND_F", -1) if operations.kind[here] == FORWARD else ("SEND_B", 1)
         send = Action(int(operations.stage[here]) + step, kind, int(operations.microbatch[here]))
         hops.append(PathPart(send, rank, source, plain(start), plain(until), reason))

@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ringsim.errors import ArgumentError
 from ringsim.schedules.phases import gpipe, one_f_one_b
 from ringsim.schedules.schedule import PhasedRows, Schedule
 from ringsim.simulator.columns import Columns, Prices
@@ -43,6 +44,8 @@ class Times:
         ends: the end of each computation.
         message_starts: the time at which each computation's message starts to use its link, or -inf
             if there is no message.
+        received: the time at which each computation's receive is done, or None if this is when its
+            message arrives.
     """
 
     columns: Columns
@@ -50,10 +53,13 @@ class Times:
     rendezvous: bool
     ends: Ints
     message_starts: Ints
+    received: Ints | None = None
 
     @cached_property
     def arrivals(self) -> Ints:
         """The arrival time of each computation's message, or -inf if there is no message."""
+        if self.received is not None:
+            return self.received
         way = self.columns.direction, self.columns.stage
         arrivals: Ints = self.message_starts + self.prices.occupancy[way] + self.prices.latency[way]
         return arrivals
@@ -119,8 +125,8 @@ class Levels:
         message_row = columns.direction[self.messages] * stages + columns.stage[self.messages]
         return *tables, row, message_row
 
-    def time(self, prices: Prices, *, rendezvous: bool) -> tuple[Ints, Ints]:
-        """Returns the end of each computation and the start of its message, as in `Times`.
+    def time(self, prices: Prices, *, rendezvous: bool) -> tuple[Ints, Ints, Ints | None]:
+        """Returns each computation's end, message start and end of the receive, as in `Times`.
 
         The shapes are (n,), or (n, K) for K sets of costs.
         """
@@ -131,24 +137,33 @@ class Levels:
         ends = np.zeros((count + 1, *extra), dtype=duration.dtype)
         started = np.full((len(self.messages) + 1, *extra), -np.inf, dtype=duration.dtype)
         free, arrived = started.copy(), started.copy()
+        behind, waits = self.columns.behind, self.columns.waits
+        if behind is not None and waits is not None:
+            behind, waits = self._message_place[behind[:, self.messages]], waits[self.messages]
         for level in range(len(self.bounds) - 1):
             some = slice(self.message_bounds[level], self.message_bounds[level + 1])
             if some.start < some.stop:
                 start = ends[sent[some]]
-                if rendezvous:
+                if behind is not None and waits is not None:
+                    np.maximum(start, arrived[behind[0, some]], out=start)
+                    ready = np.maximum(ends[posted[some]], arrived[behind[1, some]])
+                    start[waits[some]] = np.maximum(start, ready)[waits[some]]
+                elif rendezvous:
                     np.maximum(start, ends[posted[some]], out=start)
                 np.maximum(start, free[queued[some]], out=start)
                 started[some] = start
                 start += occupancy[message_row[some]]
                 free[some] = start
                 start += latency[message_row[some]]
-                arrived[some] = start
+                arrived[some] = start if behind is None else np.maximum(start, ready)
             some = slice(self.bounds[level], self.bounds[level + 1])
             if some.start < some.stop:
                 end = np.maximum(ends[before[some]], arrived[message[some]])
                 end += duration[row[some]]
                 ends[some] = end
-        return ends[self._place[:-1]], started[self._message_place[:-1]]
+        place = self._message_place[:-1]
+        received = None if behind is None else arrived[place]
+        return ends[self._place[:-1]], started[place], received
 
     def last_ends(self, prices: Prices, *, rendezvous: bool) -> Ints:
         """Returns the ends of computations, which include the last one on each rank."""
@@ -158,7 +173,15 @@ class Levels:
         """Returns each computation's latest end that does not lengthen the step, shape (n,).
 
         The prices must be float64, for a single set of costs.
+
+        Raises:
+            ArgumentError: messages are carried out in order.
         """
+        if self.columns.behind is not None:
+            raise ArgumentError(
+                "the slack is unknown if messages are carried out in order. Use rendezvous "
+                "semantics."
+            )
         duration, occupancy, latency, row, message_row = self._price(prices)
         before, message, sent, posted, queued = self._needs
         ends = np.full(len(self.order) + 1, makespan)
@@ -216,6 +239,8 @@ def find_levels(columns: Columns) -> Levels | None:
     level = 0
     while len(here):
         can_start = (level_of[sent[heads]] >= 0) & (level_of[posted[heads]] >= 0)
+        if columns.behind is not None:
+            can_start &= (message_level[columns.behind[:, heads]] >= 0).all(axis=0)
         ready = heads[can_start]
         message_level[ready] = level
         after = following[ready]
@@ -286,7 +311,7 @@ class Wave(NamedTuple):
             last[ranks] = end
         return last
 
-    def time(self, prices: Prices, *, rendezvous: bool) -> tuple[Ints, Ints]:
+    def time(self, prices: Prices, *, rendezvous: bool) -> tuple[Ints, Ints, None]:
         """Returns the times of all computations and messages, as `Levels.time` does."""
         ends, starts = np.empty((2, self.num_ranks * 2 * self.num_microbatches))
         # the index of each rank's next computation
@@ -296,7 +321,7 @@ class Wave(NamedTuple):
             ends[place[ranks]] = end
             starts[place[ranks]] = start
             place[ranks] += 1
-        return ends, starts
+        return ends, starts, None
 
     def _sweep(self, prices: Prices, rendezvous: bool) -> Iterator[tuple[int, slice, Ints, Ints]]:
         """Times the computations level by level, forwards and backwards.

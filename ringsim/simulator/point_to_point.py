@@ -9,8 +9,13 @@ side may be posted first. The semantics are chosen by name:
 | ``buffered(65536)`` | MPI | up to this size, leaves immediately and is done; otherwise waits |
 | ``buffered`` | | leaves immediately and is done, at any size |
 | ``grouped`` | NCCL | waits for its recv, and for its rank's earlier messages on the group |
+| ``paired`` | NCCL | waits for its recv, and for earlier messages of the two ranks on the group |
+| ``grouped(65536)`` | | up to this size, is done when its turn comes; otherwise waits |
 
-With ``grouped``, a batch counts as one message.
+With ``grouped`` and ``paired``, a batch counts as one message. With ``paired``, the batches on a
+group have an order of their own. torch uses one NCCL communicator per group if you pass
+``device_id`` to ``init_process_group`` (``grouped``). Otherwise, batches use the group's
+communicator, and other messages use a communicator for their two ranks (``paired``).
 
 ::
 
@@ -47,6 +52,8 @@ from ringsim.simulator.work import (
     describe_payload,
 )
 from ringsim.traces.events import ANY_SOURCE, ERROR
+
+SINGLE = 1  # the tag of a channel for messages that are not in a batch, if these do not meet
 
 
 class SimulatedMessage(SimulatedWork):
@@ -140,6 +147,7 @@ class RendezvousMatcher:
     """
 
     by_tag = True
+    paired = False
 
     def __init__(self, clock: Clock, links: Links) -> None:
         self._clock, self._links = clock, links
@@ -149,12 +157,12 @@ class RendezvousMatcher:
         self._connections: defaultdict[tuple[Team, int, int], Connection] = defaultdict(Connection)
         self._hears_anybody = False  # whether a recv from any source was ever posted
 
-    def channel_of(self, group: Team, src: int, dst: int, tag: int) -> Channel:
+    def channel_of(self, group: Team, src: int, dst: int, tag: int, is_single: bool) -> Channel:
         """Returns the channel for a group, a source, a destination and a tag.
 
-        The ranks are global.
+        The ranks are global. ``is_single`` is false for the messages of a batch.
         """
-        key = (group, src, dst, tag if self.by_tag else 0)
+        key = (group, src, dst, tag if self.by_tag else SINGLE * (self.paired and is_single))
         channel = self._channels.get(key)
         if channel is None:
             channel = self._channels[key] = Channel(
@@ -286,12 +294,12 @@ class Buffered(RendezvousMatcher):
     def _leave(self, send: SimulatedMessage) -> None:
         """Sends a message and completes the send."""
         send.arrives_s = NEVER
-        send.complete(self._clock.now)
+        self._end(send, self._clock.now)
 
         def arrive(time_s: float) -> None:
             send.arrives_s = time_s
             if send.met is not None:
-                send.met.complete(time_s)
+                self._end(send.met, time_s)
 
         self._carry(send, arrive)
 
@@ -301,20 +309,26 @@ class Buffered(RendezvousMatcher):
         elif send.arrives_s is None:  # the recv was posted first
             self._leave(send)
         elif send.arrives_s < NEVER:
-            recv.complete(max(send.arrives_s, self._clock.now))
+            self._end(recv, max(send.arrives_s, self._clock.now))
+
+    def _end(self, message: SimulatedMessage, time_s: float) -> None:
+        message.complete(time_s)
 
 
 @dataclass
 class _Entry:
-    """One rank's messages on one group that are issued as a batch."""
+    """One rank's messages on one communicator that are issued as a batch."""
 
     messages: list[SimulatedMessage]
+    queue: deque[_Entry]
     num_arrived: int = 0
     end_s: float = 0.0  # the latest arrival so far
 
 
-class InOrder(RendezvousMatcher):
-    """Like `Rendezvous`, but a rank's messages on a group start in order, whatever their tags.
+class InOrder(Buffered):
+    """Like `Buffered`, but a rank's messages on a group start in order, whatever their tags.
+
+    If ``paired`` is set, each other rank has an order of its own, and batches have one together.
 
     Each rank's send waits for the other rank's recv, which is queued behind that rank's own send.
     This is a deadlock::
@@ -330,15 +344,16 @@ class InOrder(RendezvousMatcher):
 
     by_tag = False
 
-    def __init__(self, clock: Clock, links: Links) -> None:
-        super().__init__(clock, links)
-        self._entries: defaultdict[tuple[int, Team], deque[_Entry]] = defaultdict(deque)
+    def __init__(self, clock: Clock, links: Links, limit_bytes: float, *, paired: bool) -> None:
+        super().__init__(clock, links, limit_bytes)
+        self.paired = paired
+        self._entries: defaultdict[tuple[int, Team, object], deque[_Entry]] = defaultdict(deque)
 
     def post(self, message: SimulatedMessage) -> None:
         """Handles a message that has just been posted, and starts it when its turn comes."""
         if message.peer == ANY_SOURCE:
             raise ArgumentError(
-                'semantics="grouped" does not support a recv from any source '
+                'semantics="grouped" and "paired" do not support a recv from any source '
                 f"({message.rank.here()}), because NCCL does not. "
                 "Pass src."
             )
@@ -347,10 +362,12 @@ class InOrder(RendezvousMatcher):
 
     def post_together(self, messages: list[SimulatedMessage]) -> None:
         """Handles a batch of messages, which start together."""
-        entry = _Entry(messages)
+        first = messages[0]
+        pair = first.peer if first.channel.tag == SINGLE else None
+        queue = self._entries[first.rank.number, first.group, pair]
+        entry = _Entry(messages, queue)
         for message in messages:
             message.entry = entry
-        queue = self._entries[messages[0].rank.number, messages[0].group]
         queue.append(entry)
         if len(queue) == 1:
             self._post_all(entry)
@@ -361,12 +378,15 @@ class InOrder(RendezvousMatcher):
 
     def _begin(self, send: SimulatedMessage, recv: SimulatedMessage) -> None:
         def arrive(time_s: float) -> None:
-            self._arrive(send, time_s)
-            self._arrive(recv, time_s)
+            self._end(send, time_s)
+            self._end(recv, time_s)
 
-        self._carry(send, arrive)
+        if send.kind.size_bytes > self._limit:
+            self._carry(send, arrive)
+        else:
+            super()._begin(send, recv)
 
-    def _arrive(self, message: SimulatedMessage, time_s: float) -> None:
+    def _end(self, message: SimulatedMessage, time_s: float) -> None:
         entry = message.entry
         assert entry is not None
         entry.num_arrived += 1
@@ -374,9 +394,7 @@ class InOrder(RendezvousMatcher):
         if entry.num_arrived == len(entry.messages):
             for each in entry.messages:
                 each.complete(entry.end_s)
-            self._clock.at(
-                entry.end_s, partial(self._go_on, self._entries[message.rank.number, message.group])
-            )
+            self._clock.at(entry.end_s, partial(self._go_on, entry.queue))
 
     def _go_on(self, queue: deque[_Entry]) -> None:
         """Starts the next entry when an entry is done."""
@@ -397,16 +415,21 @@ def make_matcher(semantics: object, clock: Clock, links: Links) -> RendezvousMat
 
     Raises ArgumentError if the name is unknown.
     """
-    name = str(semantics)
-    if name == "rendezvous":
+    found = re.fullmatch(
+        r"rendezvous|(buffered|grouped|paired)(?:\((\d+)\))?", str(semantics), re.ASCII
+    )
+    if found is None:
+        known = (
+            '"rendezvous" (Gloo), "buffered" or "buffered(65536)" (MPI), or "grouped", "paired", '
+            '"grouped(65536)" or "paired(65536)" (NCCL)'
+        )
+        raise ArgumentError(f"semantics must be {known}, got {say(semantics)}.")
+    name, limit = found.groups()
+    if name is None:
         return RendezvousMatcher(clock, links)
-    if name == "grouped":
-        return InOrder(clock, links)
-    buffered = re.fullmatch(r"buffered(?:\((\d+)\))?", name)
-    if buffered is not None:
-        return Buffered(clock, links, int(buffered[1]) if buffered[1] else math.inf)
-    known = '"rendezvous" (Gloo), "buffered" or "buffered(65536)" (MPI), or "grouped" (NCCL)'
-    raise ArgumentError(f"semantics must be {known}, got {say(semantics)}.")
+    if name == "buffered":
+        return Buffered(clock, links, int(limit) if limit else math.inf)
+    return InOrder(clock, links, int(limit) if limit else -1, paired=name == "paired")
 
 
 def _compare(mine: SimulatedMessage, theirs: SimulatedMessage) -> None:

@@ -162,7 +162,7 @@ class SimulatedRank(Rank):
         post = shared.post_send if sends else shared.post_recv
         other, kind = self._check_message(sends, team, place, tensors, tag, post)
         src, dst = (self.number, other) if sends else (other, self.number)
-        channel = shared.matcher.channel_of(team, src, dst, tag)
+        channel = shared.matcher.channel_of(team, src, dst, tag, self.batch is None)
         if not channel.connection.is_open:  # as on Gloo, the operation is posted, and then fails
             self._refuse_closed(channel, other, post(team.number, other, tag, kind.number))
         if self._hooked:

@@ -24,8 +24,9 @@ from ringsim.link import Link
 from ringsim.provenance import __version__
 from ringsim.schedules import closed_forms, make_schedule
 from ringsim.schedules.costs import Costs, Time
-from ringsim.schedules.engine import Semantics, check_semantics, evaluate
+from ringsim.schedules.engine import evaluate, lower_for
 from ringsim.schedules.lowering import check_ahead, lower
+from ringsim.schedules.programs import Semantics, read_semantics
 from ringsim.schedules.schedule import Action, Schedule
 from ringsim.simulator.columns import (
     Columns,
@@ -34,6 +35,7 @@ from ringsim.simulator.columns import (
     Sizes,
     columns_of,
     make_prices,
+    put_in_order,
     spread_sizes,
 )
 from ringsim.simulator.critical_path import (
@@ -66,26 +68,38 @@ class Source:
         schedule: the schedule.
         ahead: the number of computations between the post of a receive and its use.
         semantics: the condition under which a message starts.
+        sizes: the size in bytes of a message at each boundary between stages.
+        costs: the costs of the computations, if there is a single variant.
     """
 
     schedule: Schedule
     ahead: int
     semantics: Semantics
+    sizes: list[int]
+    costs: Costs
+
+    @property
+    def in_order(self) -> str:
+        """The order of messages, from `read_semantics`."""
+        return read_semantics(self.semantics).in_order
 
     @property
     def rendezvous(self) -> bool:
         """Whether a message starts only when its receive is also posted."""
-        return self.semantics == "rendezvous"
+        return max(self.sizes, default=0) > read_semantics(self.semantics).limit_bytes
 
     @cached_property
     def wave(self) -> Wave | None:
         """The rule for the schedule's levels, or None if there is none."""
-        return find_wave(self.schedule, self.ahead)
+        return None if self.in_order else find_wave(self.schedule, self.ahead)
 
     @cached_property
     def columns(self) -> Columns:
         """The schedule's computations as columns."""
-        return columns_of(self.schedule, self.ahead)
+        if not self.in_order:
+            return columns_of(self.schedule, self.ahead)
+        lowered = lower_for(self.schedule, self.semantics)
+        return put_in_order(columns_of(lowered), lowered, self.semantics, self.sizes)
 
     @cached_property
     def levels(self) -> Levels:
@@ -95,8 +109,10 @@ class Source:
         """
         levels = find_levels(self.columns)
         if levels is None:
+            lowered = lower(self.schedule, ahead=self.ahead)
+            semantics = self.in_order if self.in_order and self.rendezvous else self.semantics
             # raises an error that lists the ranks that wait for each other
-            evaluate(lower(self.schedule, ahead=self.ahead), semantics=self.semantics)
+            evaluate(lowered, self.costs, semantics)
             raise AssertionError(
                 "the evaluator finished a schedule even though its ranks are waiting for each other"
             )
@@ -105,8 +121,8 @@ class Source:
     def _choose(self, prices: Prices) -> Wave | Levels:
         return self.levels if self.wave is None or prices.is_exact else self.wave
 
-    def time(self, prices: Prices) -> tuple[Ints, Ints]:
-        """Returns the end of each computation and the start of its message."""
+    def time(self, prices: Prices) -> tuple[Ints, Ints, Ints | None]:
+        """Returns each computation's end, message start and end of the receive, as in `Times`."""
         return self._choose(prices).time(prices, rendezvous=self.rendezvous)
 
     def find_makespan(self, prices: Prices) -> Any:
@@ -220,7 +236,7 @@ class ScheduleRun:
         return self.setting.source.columns
 
     @cached_property
-    def _ends_and_starts(self) -> tuple[Ints, Ints]:
+    def _found(self) -> tuple[Ints, Ints, Ints | None]:
         return self.setting.source.time(self.setting.prices)
 
     @cached_property
@@ -229,13 +245,13 @@ class ScheduleRun:
             self.operations,
             self.setting.prices,
             self.setting.source.rendezvous,
-            *self._ends_and_starts,
+            *self._found,
         )
 
     @property
     def ends(self) -> Ints:
         """The end of each computation, shape (n,)."""
-        return self._ends_and_starts[0]
+        return self._found[0]
 
     @property
     def starts(self) -> Ints:
@@ -252,7 +268,7 @@ class ScheduleRun:
 
         The time is -inf for a computation without a message.
         """
-        return self._ends_and_starts[1]
+        return self._found[1]
 
     @cached_property
     def critical_path(self) -> CriticalPath:
@@ -483,10 +499,14 @@ def simulate_schedule(
         size_bytes: the size of an activation and of its gradient, if a link is given: one size for
             all boundaries between stages, or one per boundary.
         semantics: with ``rendezvous``, a message starts when both its send and its receive are
-            posted (Gloo); with ``buffered``, when its send is posted (eager).
+            posted (Gloo); with ``buffered``, when its send is posted (eager). With ``grouped`` or
+            ``paired``, messages are also carried out in order, as for ``evaluate`` (NCCL). With
+            ``grouped(65536)`` or ``paired(65536)``, a send of at most 65536 bytes does not wait for
+            its receive.
         ahead: the number of computations between the post of a receive and its use. With 0, a
             receive is posted when the rank has nothing else to do. The argument is ignored for a
-            lowered schedule, which contains its receives.
+            lowered schedule, which contains its receives, and if messages are carried out in
+            order.
 
     Returns:
         The times and, on demand, the critical path and more; with K costs, the K makespans. The
@@ -494,7 +514,8 @@ def simulate_schedule(
 
     Raises:
         ScheduleError: no schedule has that name, or the schedule breaks a rule.
-        Deadlock: the ranks would wait for each other; ``diagnosis`` contains the cycle.
+        Deadlock: the ranks would wait for each other; ``diagnosis`` contains the cycle, as for
+            ``evaluate``.
         ArgumentError: a count, cost, link, size or semantics is invalid.
 
     Example:
@@ -515,37 +536,33 @@ def simulate_schedule(
         F. Baccelli et al., Synchronization and Linearity, 1992: the longest path as a recurrence of
         maxima and sums.
     """
-    check_semantics(semantics)
+    read_semantics(semantics)
     check_ahead(ahead)
-    source = Source(
-        _find_schedule(schedule, num_ranks, num_microbatches, num_chunks), ahead, semantics
-    )
+    found = _find_schedule(schedule, num_ranks, num_microbatches, num_chunks)
+    links: Any = link if is_list(link) else [link]
+    has_link = any(each is not None for each in links)
+    sizes = spread_sizes(size_bytes, found.num_stages, has_link=has_link)
+    one_cost = costs if isinstance(costs, Costs) else Costs()
+    source = Source(found, ahead, semantics, sizes, one_cost)
     if costs is not None and not isinstance(costs, Costs):
-        return _simulate_variants(source, costs, link, size_bytes)
+        return _simulate_variants(source, costs, link)
     step = None
     if isinstance(schedule, str):
         known = source.schedule
         step = closed_forms.Step(schedule, known.num_ranks, known.num_microbatches, num_chunks)
     one: Any = link  # a Link or a dict of links; make_prices refuses anything else
-    return _simulate(source, costs or Costs(), one, size_bytes, step)
+    return _simulate(source, one, step)
 
 
-def _simulate(
-    source: Source,
-    costs: Costs,
-    link: Links | None,
-    size_bytes: Sizes,
-    step: closed_forms.Step | None,
-) -> ScheduleRun:
+def _simulate(source: Source, link: Links | None, step: closed_forms.Step | None) -> ScheduleRun:
     """Simulates a schedule with one set of costs.
 
     ``step`` describes the schedule for the closed forms, if it was created by name.
     """
-    schedule = source.schedule
-    spread = spread_sizes(size_bytes, schedule.num_stages, has_link=link is not None)
-    prices = make_prices(schedule.stage_ranks, costs, link, spread)
+    schedule, costs = source.schedule, source.costs
+    prices = make_prices(schedule.stage_ranks, costs, link, source.sizes)
     makespan = source.find_makespan(prices)
-    sizes = None if link is None else spread
+    sizes = None if link is None else source.sizes
     closed_form = None if step is None else _closed_form(step, costs, link, sizes, source)
     return ScheduleRun(
         name=schedule.name,
@@ -572,9 +589,7 @@ def _find_schedule(schedule: str | Schedule, *counts: int | None) -> Schedule:
     return schedule
 
 
-def _simulate_variants(
-    source: Source, costs: Sequence[Costs], link: Any, size_bytes: Sizes
-) -> WhatIfs:
+def _simulate_variants(source: Source, costs: Sequence[Costs], link: Any) -> WhatIfs:
     """Simulates a schedule with K sets of costs."""
     if not is_list(costs) or not all(type(each) is Costs for each in costs):
         raise ArgumentError(
@@ -587,10 +602,10 @@ def _simulate_variants(
             f"costs and link must be lists of the same length, at least 1, got {len(costs)} and "
             f"{len(links)}. Pass a single link, or one per Costs."
         )
-    schedule, has_link = source.schedule, any(each is not None for each in links)
-    sizes = spread_sizes(size_bytes, schedule.num_stages, has_link=has_link)
+    schedule = source.schedule
     variants = [
-        make_prices(schedule.stage_ranks, *each, sizes) for each in zip(costs, links, strict=True)
+        make_prices(schedule.stage_ranks, *each, source.sizes)
+        for each in zip(costs, links, strict=True)
     ]
     busy = np.stack([source.find_busy(prices).astype(np.float64) for prices in variants])
     return WhatIfs(schedule.name, source.find_makespans(variants), busy)
@@ -607,6 +622,8 @@ def _closed_form(
 
     The formulas assume that all stages, messages and links are alike.
     """
+    if source.in_order:
+        return None
     latency: Time = costs.latency if step.num_ranks > 1 else 0
     try:
         if link is not None and step.num_ranks > 1:  # a single rank sends nothing
