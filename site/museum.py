@@ -39,9 +39,9 @@ ringsim.simulate(both_send_first, world_size=2, link=link, semantics="grouped")
 With `semantics="grouped"`, each rank's messages on a group happen in the order in which the rank
 posted them, a batch counts as one message, and a send waits for its recv ([the message
 model](messages.md#the-message-model)). The verdicts come from a simulation of this order, not from
-a run on a GPU. NCCL also has buffers, which the model leaves out: a small message may leave before
-its recv. A program with a bad order may therefore pass its tests, and hang with larger tensors or
-on more hosts. For measurements, see a [study of order and buffer
+a run on a GPU. NCCL also has buffers, so that a small message may leave before its recv: try
+`semantics="grouped(65536)"`. A program with a bad order may therefore pass its tests, and hang with
+larger tensors or on more hosts. For measurements, see a [study of order and buffer
 size](https://github.com/meta-pytorch/torchrec/pull/4472).
 
 Messages in a bad order hang only under `"grouped"`. They pass on Gloo, so a test on CPUs does not
