@@ -32,6 +32,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -171,8 +172,10 @@ class Server:
             from ringsim.launch import rank
 
             rank.main(Connection(fd), config)
+        except BaseException:  # rank.main exits by itself, unless it cannot catch an error
+            traceback.print_exc()
         finally:
-            os._exit(70)  # rank.main exits by itself; this is for errors that it could not catch
+            os._exit(70)
 
     def _reap(self) -> None:
         """Cleans up after ranks that have ended.
