@@ -319,6 +319,37 @@ def test_in_jupyterlab_ranks_stay_from_cell_to_cell(lab: tuple[str, Path], page:
     until(is_completed)
 
 
+GAME = """import torch, torch.distributed as dist
+from ringsim import explore
+def collect():
+    if dist.get_rank() > 0:
+        return dist.send(torch.zeros(1), 0)
+    dist.recv(torch.zeros(1))
+    dist.recv(torch.zeros(1), 1)
+game = explore.scheduler(collect)
+game.play()"""
+
+
+def test_in_jupyterlab_buttons_choose_the_next_rank(lab: tuple[str, Path], page: Any) -> None:
+    url, folder = lab
+    game = notebook(0)
+    game.cells = [nbformat.v4.new_code_cell(source) for source in (GAME, "game.order")]
+    nbformat.write(game, folder / "game.ipynb")
+    page.goto(f"{url}/lab/tree/game.ipynb?reset")
+    page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
+    run_cell(page, 0, "button")
+    output = page.locator(".jp-CodeCell").nth(0).locator(".jp-OutputArea")
+    for choice, order in (("rank 1", "1"), ("rank 2", "1, 2"), ("back", "1"), ("rank 0", "1, 0")):
+        output.get_by_role("button", name=choice).click()
+        output.get_by_text(f"order so far: {order}\n").wait_for()
+    output.get_by_role("button", name="rank 0").click()
+    output.get_by_role("button", name="rank 2").click()
+    output.get_by_text("rank 0 waits for rank 1, which can no longer answer").first.wait_for()
+    assert output.get_by_role("button", name="rank 0").is_disabled()
+    assert output.locator("img, svg").first.is_visible()
+    run_cell(page, 1, ".jp-OutputArea-output:has-text('(1, 0, 0, 2)')")
+
+
 LIVE = """import pathlib, time
 import torch.distributed as dist
 import ringsim
