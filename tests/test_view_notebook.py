@@ -350,6 +350,34 @@ def test_in_jupyterlab_buttons_choose_the_next_rank(lab: tuple[str, Path], page:
     run_cell(page, 1, ".jp-OutputArea-output:has-text('(1, 0, 0, 2)')")
 
 
+DEBUGGED = """import ringsim
+def stops():
+    secret = 10 * ringsim.current_ring().rank
+    if secret == 10:
+        breakpoint()
+    return secret
+ringsim.trace(stops, world_size=2, debug=True).results"""
+
+
+@pytest.mark.distributed
+def test_in_jupyterlab_a_breakpoint_asks_below_its_cell(lab: tuple[str, Path], page: Any) -> None:
+    url, folder = lab
+    debugged = notebook(0)
+    debugged.cells = [nbformat.v4.new_code_cell(DEBUGGED)]
+    nbformat.write(debugged, folder / "debugged.ipynb")
+    page.goto(f"{url}/lab/tree/debugged.ipynb?reset")
+    page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
+    run_cell(page, 0, ".jp-Stdin-input")
+    asks = page.locator(".jp-Stdin-input")
+    for line in ("secret = 7", "c"):
+        until(lambda: asks.count() == 1)  # an answered one goes
+        assert page.locator(".jp-Stdin-prompt").last.inner_text().strip() == "(rank 1)"
+        asks.fill(line)
+        asks.press("Enter")
+        page.get_by_text(f"(rank 1) {line}").wait_for()
+    page.locator(".jp-CodeCell .jp-OutputArea-output:has-text('[0, 7]')").wait_for()
+
+
 LIVE = """import pathlib, time
 import torch.distributed as dist
 import ringsim
