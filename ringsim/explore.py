@@ -468,7 +468,7 @@ def scheduler(
         >>> game.step(2, 0, 1, 0).finished
         True
         >>> game.explore().order
-        (0, 1, 0)
+        (0, 1, 0, 2)
     """
     settings = Settings(world_size, _STEPS, None, semantics, None, 0, (), True, "threads")
     check_worker(worker)

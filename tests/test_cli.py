@@ -221,9 +221,13 @@ def test_figures_are_drawn_for_what_they_are_for(pipeline: Trace, tmp_path: Path
     ):
         file, out = str(tmp_path / "run.ringtrace"), tmp_path / purpose
         assert main(["figures", file, "--for", purpose, "--dark", "-o", str(out)]) == 0
-        drawn = sorted(out.iterdir())
-        names = [f"{name}.{ending}" for name in ("bandwidth", "ring", "timeline")]
-        assert [picture.name for picture in drawn] == names
+        drawn, captions = sorted(out.glob(f"*.{ending}")), sorted(out.glob("*.caption.txt"))
+        names = ["bandwidth", "ring", "timeline"]
+        assert [picture.stem for picture in drawn] == names
+        assert [file.name for file in captions] == (
+            [f"{name}.caption.txt" for name in names] if purpose == "paper" else []
+        )
+        assert len(list(out.iterdir())) == len(drawn) + len(captions)
         assert all(picture.read_bytes().startswith(begins) for picture in drawn)
 
 

@@ -60,7 +60,7 @@ def test_explains_anything(
 @given(trace=traces, ends=ends)
 def test_draws_anything(trace: Trace, ends: Any) -> None:
     diagnosis = Trace(trace.events, {**METADATA, "world_size": WORLD_SIZE, "ends": ends}).explain()
-    assert "data:image/png;base64,iVBOR" in replace(diagnosis, trace=None).picture_html()
+    assert "data:image/svg+xml;base64," in replace(diagnosis, trace=None).picture_html()
 
 
 def named(diagnosis: Any) -> list[tuple[str, tuple[int, ...]]]:

@@ -535,7 +535,7 @@ def test_ranks_that_never_come_up_are_told(monkeypatch: pytest.MonkeyPatch) -> N
     for module in ("ranks", "run", "supervisor"):
         monkeypatch.setattr(f"ringsim.launch.{module}.START_S", 0.2)  # loading torch takes longer
     monkeypatch.setenv("OMP_NUM_THREADS", "2")  # needs another fork server
-    words = r"only 0 of 2 ranks started within 0\.2 s\. Try again"
+    words = r"only 0 of 2 ranks started within 0\.2 s\. Check this machine's load, and try again"
     fails(RingError, words, pass_round, world_size=2)
     monkeypatch.undo()
     assert ringsim.trace(pass_round, world_size=2).results == [2.0, 1.0]

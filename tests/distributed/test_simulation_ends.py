@@ -225,7 +225,9 @@ def wait_in_cpp() -> None:
 
 @pytest.mark.parametrize("worker", [wait_for_a_lock, wait_in_cpp])
 def test_a_wait_where_a_rank_cannot_give_way_is_found(worker: Worker) -> None:
-    with pytest.raises(RingError, match=r"rank 1 waits in .*cannot give way") as caught:
+    with pytest.raises(
+        RingError, match=r"rank 1 waits in .*cannot let the other ranks run"
+    ) as caught:
         simulate(worker)
     assert type(caught.value) is RingError
     assert f"{worker.__name__} ({line_of(worker)})" in str(caught.value)

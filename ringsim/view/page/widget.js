@@ -20,6 +20,8 @@ class NotebookView extends View {
   /** In a notebook, keys are the view's only if it has the focus or the pointer. */
   hears(event) {
     const isHere = event.composedPath().includes(this.root) || this.root.matches(":hover");
+    const { host } = this.root.getRootNode(), isOurs = !event.ctrlKey && !event.metaKey;
+    host.toggleAttribute("data-lm-suppress-shortcuts", isOurs); // Ctrl + S saves the notebook
     return isHere && super.hears(event);
   }
 
