@@ -91,10 +91,13 @@ def test_only_first_operations_leave_no_steady_state() -> None:
 def test_a_simulated_log_waits_for_no_rank_in_real_time() -> None:
     """Rank 0 must give way to the others, which read its table."""
 
-    def took_s(run: Callable[[], Any]) -> float:
-        began_s = time.perf_counter()
-        run()
-        return time.perf_counter() - began_s
+    def took_s(run: Callable[[], Any]) -> float:  # other programs may slow down one of the runs
+        times = []
+        for _ in range(3):
+            began_s = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - began_s)
+        return min(times)
 
     def plain() -> Any:
         return ringsim.simulate(pass_on, world_size=RANKS, link=LINK)
