@@ -208,9 +208,8 @@ def evaluate(
             it needs, or is a send or receive without a match.
         Deadlock: ranks wait for each other in a cycle; ``diagnosis`` is the cycle, as a tuple of
             (rank, action) pairs, where the action is the one that blocks the rank. The tuple has a
-            method ``plot``. If posts are
-            carried out in order, the message lists changes that were tried, and which of those that
-            help makes the shortest step.
+            method ``plot``. If posts are carried out in order, the message lists changes that were
+            tried, those that help with the length of the step, the shortest first.
         ArgumentError: the costs do not fit the stages, or ``semantics`` is unknown.
 
     Example:
@@ -226,8 +225,8 @@ def evaluate(
         >>> from ringsim.schedules.lowering import lower
         >>> evaluate(lower(one_f_one_b(num_ranks=2, num_microbatches=2)), semantics="paired")
         Traceback (most recent call last):
-        ringsim.errors.Deadlock: the schedule cannot finish, because ranks wait for each other: rank 0 waits in 0B0 for 1SEND_B0 on rank 1, which comes after 1RECV_F1; rank 1 waits in 1F1 for 0SEND_F1 on rank 0, which comes after 0RECV_B0. These changes were tried, with the length of the step, the cheapest first: lower_in_step (9), receive before sending on even ranks (hangs), receive before sending on odd ranks (hangs), lower with ahead=0 (hangs), lower with ahead=1 (hangs), lower with ahead=2 (hangs), a buffer for every message (hangs).
-    """  # noqa: E501
+        ringsim.errors.Deadlock: the schedule cannot finish, because ranks wait for each other: ...
+    """
     costs = costs or Costs()
     lowered = lower_for(schedule, semantics)
     costs.check(schedule.num_stages)
