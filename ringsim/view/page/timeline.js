@@ -305,11 +305,11 @@ class Timeline {
   /** Returns pixels from a time on with the colours of bins, which are paler by some bits. */
   lineOf({ number, rank }, band, from, perPixel, size, stripe, pale) {
     const bins = this.pyramids[number].bins(rank, BANDS.indexOf(band), from, perPixel, size);
-    const { state, share, begin, binTime } = bins, colours = this.pixels[stripe];
-    const line = new Uint32Array(size).fill(this.empty[stripe]), { isOff } = this;
+    const { state, share, begin, binTime } = bins, colours = this.pixels[stripe], { isOff } = this;
+    const line = new Uint32Array(size).fill(this.empty[stripe]), { length } = share;
     for (let x = 0; x < size; x++) {
-      const bin = Math.floor((from - begin + x * perPixel) / binTime), shown = state[bin];
-      if (share[bin] && !isOff[shown]) line[x] = colours[shown][share[bin] >> pale];
+      const at = Math.floor((from - begin + x * perPixel) / binTime), isIn = at >= 0 && at < length;
+      if (isIn && share[at] && !isOff[state[at]]) line[x] = colours[state[at]][share[at] >> pale];
     }
     return line;
   }
