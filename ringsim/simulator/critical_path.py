@@ -112,11 +112,11 @@ def find_critical_path(times: Times) -> CriticalPath:
     program order takes precedence over data.
     """
     operations, ends, hops = times.columns, times.ends, list[PathPart]()
-    zero: Any = ends[:0].sum()
     here = int(ends.argmax()) if len(ends) else -1
+    until: Any = ends.max(initial=0)
     while here >= 0:
         before = int(operations.before[here])
-        own, arrived = ends[before] if before >= 0 else zero, times.arrivals[here]
+        own, arrived = times.free[here], times.arrivals[here]
         waited = arrived > own
         reason = DATA if waited else PROGRAM if before >= 0 else START
         hops.append(
@@ -125,11 +125,14 @@ def find_critical_path(times: Times) -> CriticalPath:
                 int(operations.rank[here]),
                 -1,
                 plain(arrived if waited else own),
-                plain(ends[here]),
+                plain(until),
                 reason,
             )
         )
         here = _walk_messages(hops, times, here) if waited else before
+        until = (
+            ends[here] if waited else own
+        )  # two that overlap share the time until the first ends
     return CriticalPath(tuple(reversed(hops)))
 
 
