@@ -281,7 +281,9 @@ class _Runner:
         """Returns the queue of a post, which has one of its own if messages are not in order."""
         rank, position = place
         post: Any = self.programs[rank][position]
-        return rank, {"grouped": None, "paired": post.peer}.get(self.in_order, place)
+        if self.in_order == "grouped":
+            return rank, None
+        return rank, post.peer if self.in_order else place
 
     def _begin_first(self, queue: _Queue) -> None:
         for rank, position in self.queues[queue][0]:
@@ -347,26 +349,29 @@ class _Runner:
 
     def find_cycle(self) -> tuple[Blocked, ...]:
         """Returns a cycle of waits, or nothing if every wait leads to a rank that has ended."""
-        for first in self.list_blocked():
+        stuck = {each.rank: each for each in self.list_blocked()}
+        for first in stuck.values():
             path: dict[_Place, Blocked] = {}
             here: Blocked | None = first
             while here is not None and (here.rank, here.head) not in path:
                 path[here.rank, here.head] = here
-                here = self._follow(here)
+                here = self._follow(here, stuck.get(here.peer))
             if here is not None:
                 return tuple(path.values())[[*path].index((here.rank, here.head)) :]
         return ()
 
-    def _follow(self, blocked: Blocked) -> Blocked | None:
-        """Returns the wait that holds up the other side, or None if its rank has ended."""
-        rank, position = blocked.peer, len(self.times[blocked.peer])
+    def _follow(self, blocked: Blocked, wait: Blocked | None) -> Blocked | None:
+        """Returns the wait that holds up the other side, or None if its rank has ended.
+
+        ``wait`` is the wait in which its rank is blocked, if any.
+        """
         partner = self.partners.get((blocked.rank, blocked.head))
-        waits: Any = self.programs[rank][position:][:1]
-        if partner is not None and partner[1] < position:  # posted, but queued
-            queue = self._find_queue(partner)
-            if not waits or self._find_queue((rank, waits[0].position)) != queue:
-                return self._explain(rank, partner[1], partner[1])
-        return self._explain(rank, position, waits[0].position) if waits else None
+        if partner is None or partner[1] >= len(self.times[blocked.peer]):
+            return wait
+        queue = self._find_queue(partner)  # it is posted, but queued
+        if wait is not None and self._find_queue((wait.rank, wait.post)) == queue:
+            return wait
+        return self._explain(*partner, partner[1])
 
 
 def _match(programs: Sequence[Sequence[Instruction]]) -> dict[_Place, _Place]:

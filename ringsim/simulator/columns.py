@@ -72,11 +72,10 @@ class Columns:
             is posted, or -1 if the receive is posted at the start.
         queued_after: for each computation, the one whose message uses the link just before, or -1
             if the message is the first on its link, or if there is no message.
-        behind: for each computation, the ones whose messages must be done before the send and
-            before the receive of its message begin, or -1 if there are none; shape (2, n), or None
-            if messages are not carried out in order.
-        waits: whether the send of each computation's message waits for the receive, shape (n,), or
-            None like ``behind``.
+        in_order: None if messages are not carried out in order. Otherwise, three arrays. For each
+            computation, the first two hold the ones whose messages must be done before the send and
+            before the receive of its message begin, or -1 if there are none. The third holds
+            whether the send waits for the receive.
     """
 
     name: str
@@ -90,8 +89,7 @@ class Columns:
     sent_after: Ints
     posted_after: Ints
     queued_after: Ints
-    behind: Ints | None = None
-    waits: Ints | None = None
+    in_order: tuple[Ints, Ints, Ints] | None = None
 
     def __len__(self) -> int:
         """Returns the number of computations."""
@@ -209,7 +207,7 @@ def put_in_order(
             waits[here] = sizes[min(action.stage, other.stage)] > limit
             if receives or waits[here]:
                 last[queue] = here
-    return replace(columns, behind=behind, waits=waits)
+    return replace(columns, in_order=(*behind, waits))
 
 
 def _read_actions(schedule: Schedule) -> tuple[Ints, ...]:

@@ -151,8 +151,8 @@ def _walk_messages(hops: list[PathPart], times: Times, here: int) -> int:
         if ends[made] != start:
             is_late = times.rendezvous and posted >= 0 and ends[posted] == start
             reason, next_place = (RECEIVER_LATE, posted) if is_late else (LINK_BUSY, queued)
-            if not is_late and operations.behind is not None:
-                places = operations.behind[:, here].tolist()
+            if not is_late and operations.in_order is not None:
+                places = (int(each[here]) for each in operations.in_order[:2])
                 ended = (each for each in places if each >= 0 and times.arrivals[each] == start)
                 next_place = next(ended, queued)
         kind, step = ("SEND_F", -1) if operations.kind[here] == FORWARD else ("SEND_B", 1)

@@ -127,6 +127,14 @@ class Levels:
             message_place[columns.queued_after[self.messages]],
         )
 
+    @cached_property
+    def _in_order(self) -> tuple[Ints, Ints, Ints] | None:
+        """The arrays ``in_order`` of the columns for each message, as indexes."""
+        if self.columns.in_order is None:
+            return None
+        send_after, receive_after, waits = (each[self.messages] for each in self.columns.in_order)
+        return self._message_place[send_after], self._message_place[receive_after], waits
+
     def _price(self, prices: Prices) -> tuple[Ints, ...]:
         """Returns tables of prices with a row for each kind and stage.
 
@@ -140,13 +148,6 @@ class Levels:
         message_row = columns.direction[self.messages] * stages + columns.stage[self.messages]
         return *tables, hidden, rows[self.order], message_row
 
-    def _find_order(self) -> tuple[Ints | None, Ints | None]:
-        """Returns the columns ``behind`` and ``waits`` for each message, as indexes."""
-        behind, waits = self.columns.behind, self.columns.waits
-        if behind is None or waits is None:
-            return None, None
-        return self._message_place[behind[:, self.messages]], waits[self.messages]
-
     def time(self, prices: Prices, *, rendezvous: bool) -> tuple[Ints, Ints, Ints | None]:
         """Returns each computation's end, message start and end of the receive, as in `Times`.
 
@@ -159,15 +160,15 @@ class Levels:
         ends = np.zeros((count + 1, *extra), dtype=duration.dtype)
         started = np.full((len(self.messages) + 1, *extra), -np.inf, dtype=duration.dtype)
         free, arrived = started.copy(), started.copy()
-        behind, waits = self._find_order()
         for level in range(len(self.bounds) - 1):
             some = slice(self.message_bounds[level], self.message_bounds[level + 1])
             if some.start < some.stop:
                 start = ends[sent[some]]
-                if behind is not None and waits is not None:
-                    np.maximum(start, arrived[behind[0, some]], out=start)
-                    ready = np.maximum(ends[posted[some]], arrived[behind[1, some]])
-                    start[waits[some]] = np.maximum(start, ready)[waits[some]]
+                if self._in_order is not None:
+                    send_after, receive_after, waits = (each[some] for each in self._in_order)
+                    np.maximum(start, arrived[send_after], out=start)
+                    ready = np.maximum(ends[posted[some]], arrived[receive_after])
+                    start[waits] = np.maximum(start, ready)[waits]
                 elif rendezvous:
                     np.maximum(start, ends[posted[some]], out=start)
                 np.maximum(start, free[queued[some]], out=start)
@@ -175,14 +176,14 @@ class Levels:
                 start += occupancy[message_row[some]]
                 free[some] = start
                 start += latency[message_row[some]]
-                arrived[some] = start if behind is None else np.maximum(start, ready)
+                arrived[some] = start if self._in_order is None else np.maximum(start, ready)
             some = slice(self.bounds[level], self.bounds[level + 1])
             if some.start < some.stop:
                 end = np.maximum(ends[before[some]] - hidden[some], arrived[message[some]])
                 end += duration[row[some]]
                 ends[some] = end
         place = self._message_place[:-1]
-        received = None if behind is None else arrived[place]
+        received = None if self._in_order is None else arrived[place]
         return ends[self._place[:-1]], started[place], received
 
     def last_ends(self, prices: Prices, *, rendezvous: bool) -> Ints:
@@ -198,7 +199,6 @@ class Levels:
         before, message, sent, posted, queued = self._needs
         ends = np.full(len(self.order) + 1, makespan)
         frees, arrivals = np.full((2, len(self.messages) + 1), np.inf)
-        behind, waits = self._find_order()
         for level in range(len(self.bounds) - 2, -1, -1):
             some = slice(self.bounds[level], self.bounds[level + 1])
             start = ends[some] - duration[row[some]]
@@ -210,11 +210,12 @@ class Levels:
             start -= occupancy[message_row[some]]
             frees[queued[some]] = np.minimum(frees[queued[some]], start)
             np.minimum.at(ends, sent[some], start)  # several sends may follow a computation
-            if behind is not None and waits is not None:
-                ready = np.where(waits[some], start, arrival)
+            if self._in_order is not None:
+                send_after, receive_after, waits = (each[some] for each in self._in_order)
+                ready = np.where(waits, start, arrival)
                 np.minimum.at(ends, posted[some], ready)
-                np.minimum.at(arrivals, behind[0, some], start)
-                np.minimum.at(arrivals, behind[1, some], ready)
+                np.minimum.at(arrivals, send_after, start)
+                np.minimum.at(arrivals, receive_after, ready)
             elif rendezvous:
                 np.minimum.at(ends, posted[some], start)
         return ends[self._place[:-1]]
@@ -257,8 +258,8 @@ def find_levels(columns: Columns) -> Levels | None:
     level = 0
     while len(here):
         can_start = (level_of[sent[heads]] >= 0) & (level_of[posted[heads]] >= 0)
-        if columns.behind is not None:
-            can_start &= (message_level[columns.behind[:, heads]] >= 0).all(axis=0)
+        for after in (columns.in_order or ())[:2]:
+            can_start &= message_level[after[heads]] >= 0
         ready = heads[can_start]
         message_level[ready] = level
         after = following[ready]
