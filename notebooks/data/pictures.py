@@ -51,6 +51,25 @@ def average() -> ringsim.Trace:
     return ringsim.simulate(step, world_size=4, link=ringsim.Link(alpha_s=10e-6, beta_s_per_byte=1e-9))
 
 
+def attend() -> ringsim.Trace:
+    """Simulates attention with a causal mask on four ranks, to blocks that travel around the ring."""
+
+    def work() -> None:
+        ring = ringsim.current_ring()
+        block, arriving = torch.zeros(2, 250_000)
+        for step in range(4):
+            if step <= ring.rank:
+                with ringsim.span(f"block {ring.rank - step}"):
+                    ringsim.compute(0.01 if step else 0.005)
+            if step < 3:
+                sent = dist.isend(block, ring.succ, group=ring.succ_group)
+                dist.recv(arriving, ring.pred, group=ring.pred_group)
+                assert sent is not None
+                sent.wait()
+
+    return ringsim.simulate(work, world_size=4, link=ringsim.Link(alpha_s=10e-6, beta_s_per_byte=1e-9))
+
+
 PICTURES: dict[str, Callable[[], Axes]] = {
     "00_four_processes": lambda: recorded("pipeline").plot_timeline(),
     "01_ring": lambda: explore.ring().frame(what="shift", ranks=8).traces[0].plot_ring(),
@@ -65,6 +84,7 @@ PICTURES: dict[str, Callable[[], Axes]] = {
     "10_prediction": lambda: ringsim.compare(step_of("gpipe"), step_of("1f1b")).plot(),
     "11_slow_link": lambda: ringsim.load(HERE / "hosts_dealt.ringtrace").plot_ring(),
     "12_data_parallel": lambda: average().plot_timeline(),
+    "13_ring_attention": lambda: attend().plot_timeline(),
 }
 
 

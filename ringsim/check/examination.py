@@ -567,7 +567,7 @@ def judge_way(trace: Trace, things: str) -> None:
         if kind == COLLECTIVE:
             raise Wrong(
                 f"{who} called {op}, but only messages between neighbours are allowed.",
-                f"You need only sends and recvs for the sum: pass {things} on, and add up the "
+                f"You need only sends and recvs: pass {things} on to your successor, and use the "
                 f"{things} that arrive.",
             )
         pred, succ = (rank - 1) % size, (rank + 1) % size
@@ -644,6 +644,13 @@ def judge_counts(
             reason = f"{side.who} must {side.verb} {what}, but {side.done} {found or 'none'}."
             raise Wrong(reason, hint)
     judge_unmatched(trace)
+
+
+def judge_rounds(trace: Trace, thing: str, hint: str) -> None:
+    """Raises ``Wrong`` unless every rank passes N - 1 things on, from predecessor to successor."""
+    rounds = trace.world_size - 1
+    sent, received = (thing, " to its successor"), (thing, " from its predecessor")
+    judge_counts(trace, [(rounds, rounds)] * trace.world_size, sent, received, hint)
 
 
 def judge_unmatched(trace: Trace, hint: str = "Use the same tag on both sides, or no tag.") -> None:

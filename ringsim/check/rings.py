@@ -13,7 +13,7 @@ from ringsim.check.examination import (
     Examination,
     Wrong,
     examine,
-    judge_counts,
+    judge_rounds,
     listed,
     plain_number,
     refuse_text,
@@ -24,8 +24,6 @@ from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 
 Pairs = list[tuple[int, int]]
-_SENT = ("token", " to its successor")
-_RECEIVED = ("token", " from its predecessor")
 _HINT = (
     "Group i contains rank i and its successor, rank (i + 1) % N: the successor of the last rank "
     "is rank 0."
@@ -185,8 +183,7 @@ def _judge_rounds(examination: Examination) -> str:
         trace = examination.run(
             _round_on_rank, world_size, secret, things="tokens", hint=RAISED_HINT
         )
-        due = [(world_size - 1, world_size - 1)] * world_size
-        judge_counts(trace, due, _SENT, _RECEIVED, _COUNT_HINT)
+        judge_rounds(trace, "token", _COUNT_HINT)
         _judge_sums(trace)
     examination.judge_content(_judge_sums, _round_on_rank, 2, secret)
     return f"The sum and every message are right in rings of {listed(sizes)} ranks."
