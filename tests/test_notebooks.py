@@ -67,7 +67,7 @@ def test_the_lessons_are_there() -> None:
     names = """
         00_four_processes 01_ring 02_send_recv_deadlock 03_bandwidth 04_stages 05_gradients
         06_schedules 07_generation_ring 08_communication_layer 09_diagnose 10_prediction
-        11_slow_link 12_data_parallel 13_ring_attention
+        11_slow_link 12_data_parallel 13_ring_attention 15_tensors_in_parallel
     """
     assert [lesson.stem for lesson in LESSONS] == names.split()
 
@@ -552,6 +552,35 @@ def test_lesson_13_shows_what_it_claims() -> None:
     shows(texts["hide-measure"], "2,198 positions over NVLink", "19,780 positions over a network")
     unseen = find(r"^(.+): (\d+) of 240 blocks are never seen", texts["claims-run"])
     assert unseen == [("in order", "120"), ("zigzag", "0")]
+
+
+@in_the_kernel_of("15")
+def test_lesson_15_shows_what_it_claims() -> None:
+    texts = texts_of("15")
+    shows(texts["cuts-run"], "as in one process: True")
+    called = find(r"^(\w+) of (.+) bytes$", texts["cuts-compare"])
+    assert called == [("all_reduce", "8,192"), ("all_reduce", "32,768"), ("all_gather", "8,192")]
+    right = find(r"x: (\w+), of up: (\w+), of down: (\w+)$", texts["grads-run"])
+    assert right == [("False", "True", "True")] * 4
+    reduces = "all_reduce of 8,192 bytes"
+    in_torch = [("torch: forward", reduces), ("torch: backward", reduces)]
+    for cell, forward, backward, is_same in (
+        ("torch-run", reduces, "", False),
+        ("exercise-solution", reduces, reduces, True),
+        ("yours-run", "", "", False),
+    ):
+        by_hand = [("by hand: forward", forward), ("by hand: backward", backward)]
+        assert find(r"^(\w.+ward) *(.*?) *$", texts[cell]) == by_hand + in_torch
+        shows(texts[cell], f"the same gradient of x: {is_same}\n")
+    kept = find(
+        r": (.+), each rank sends (.+) bytes and keeps (.+); right: True$", texts["sequence-run"]
+    )
+    ways = [("all_reduce", "12,288", "8,704"), ("all_gather and reduce_scatter", "12,288", "2,176")]
+    assert kept == ways
+    meshes = r"mesh (\w): a step takes ([\d.]+) ms, and an all_reduce (\d+) us$"
+    assert find(meshes, texts["mesh-run"]) == [("A", "39.4", "52"), ("B", "65.7", "540")]
+    steps_ms = [row[2] for row in columns(texts["claims-run"])]
+    assert steps_ms == [67.9, 46.6, 39.4, 77.8]
 
 
 @in_the_kernel_of("07")
