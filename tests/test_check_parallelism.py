@@ -246,7 +246,8 @@ RIGHT: dict[Answer, list[Answer]] = {
 }
 OVERLAP = "before it calls attend, and wait for it between this call and the next one."
 NOT_ALL = "Rank 0 of 3 must attend to the block of each rank once, but its attention is not that of"
-NOT_WHOLE = "of rank 0 is not that of a single process."
+OUTPUT = "the output of rank 0 is not that of a single process."
+GRADIENT = "the gradient of x of rank 0 is not that of a single process."
 # answers, with words of the reason and of the hint
 WRONG: dict[Answer, list[tuple[Any, ...]]] = {
     check.ring_attention: [
@@ -280,19 +281,19 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
     check.tensor_parallel: [
         (
             lambda x, up, down, group: torch.relu(x @ up) @ down,
-            f"the output {NOT_WHOLE}",
+            OUTPUT,
             "outputs",
         ),
-        (cut_layer(backward=lambda gradient, group: None), f"the gradient of x {NOT_WHOLE}"),
-        (cut_layer(lambda part, group: part), f"the output {NOT_WHOLE}"),
-        (cut_layer(lambda part, group: add_up(part)), f"the output {NOT_WHOLE}"),
-        (cut_layer(backward=lambda gradient, _: add_up(gradient)), f"gradient of x {NOT_WHOLE}"),
+        (cut_layer(backward=lambda gradient, group: None), GRADIENT),
+        (cut_layer(lambda part, group: part), OUTPUT),
+        (cut_layer(lambda part, group: add_up(part)), OUTPUT),
+        (cut_layer(backward=lambda gradient, _: add_up(gradient)), GRADIENT),
         (
             cut_layer(lambda part, group: add_up(part, group) / dist.get_world_size(group)),
-            f"the output {NOT_WHOLE}",
+            OUTPUT,
         ),
-        (sums_in_both_directions, f"the gradient of x {NOT_WHOLE}", "unchanged"),
-        (sums_the_hidden_numbers, f"the output {NOT_WHOLE}"),
+        (sums_in_both_directions, GRADIENT, "unchanged"),
+        (sums_the_hidden_numbers, OUTPUT),
         (
             gathers_matrices,
             "must make 2 calls of all_reduce, but called 2 operations (all_gather).",
