@@ -646,11 +646,31 @@ def judge_counts(
     judge_unmatched(trace)
 
 
-def judge_rounds(trace: Trace, thing: str, hint: str) -> None:
-    """Raises ``Wrong`` unless every rank passes N - 1 things on, from predecessor to successor."""
-    rounds = trace.world_size - 1
+def judge_rounds(
+    examination: Examination,
+    on_rank: Answer,
+    thing: str,
+    hint: str,
+    judge: Callable[[Trace], None],
+) -> str:
+    """Judges an answer that passes things around rings of several sizes, once around each ring.
+
+    Every rank must send N - 1 things to its successor and receive as many from its predecessor, and
+    ``judge`` judges the results.
+
+    Returns:
+        The sizes, for use in a sentence.
+    """
+    draw = examination.random
+    sizes = [3, 2, draw.choice([4, 5, 6]), 1]
     sent, received = (thing, " to its successor"), (thing, " from its predecessor")
-    judge_counts(trace, [(rounds, rounds)] * trace.world_size, sent, received, hint)
+    for world_size in sizes:
+        secret = draw.randrange(10**9)
+        trace = examination.run(on_rank, world_size, secret, things=f"{thing}s", hint=RAISED_HINT)
+        judge_counts(trace, [(world_size - 1, world_size - 1)] * world_size, sent, received, hint)
+        judge(trace)
+    examination.judge_content(judge, on_rank, 2, secret)
+    return f"in rings of {listed(sizes)} ranks"
 
 
 def judge_unmatched(trace: Trace, hint: str = "Use the same tag on both sides, or no tag.") -> None:

@@ -45,29 +45,25 @@ def _judge(examination: Examination) -> str:
             _train_on_rank, groups * members, groups, examination.random.randrange(10**9)
         )
         judge_waits(trace, about)
-        for rank, wrong in enumerate(trace.results):
-            if wrong:
-                raise Wrong(
-                    f"{about}, the {wrong[0]} of rank {rank} is not that of a single process.",
-                    _SUM_HINT,
-                )
+        for rank, are_right in enumerate(trace.results):
+            if False in are_right:
+                name = _NAMES[are_right.index(False)]
+                reason = f"{about}, the {name} of rank {rank} is not that of a single process."
+                raise Wrong(reason, _SUM_HINT)
         judge_reductions(trace, groups, about, 2, _SIZE_BYTES, _SUM_HINT)
-    return (
-        f"Right in groups of 2 and 3 ranks, with two calls of all_reduce of {_SIZE_BYTES} bytes on "
-        "each rank."
-    )
+    return "Right in groups of 2 and 3 ranks, with one all_reduce in each direction."
 
 
-def _train_on_rank(function: Answer, groups: int, secret: int) -> list[str]:
-    """Returns the names of the tensors that differ from those of a single process."""
+def _train_on_rank(function: Answer, groups: int, secret: int) -> list[bool]:
+    """Returns whether the output and each gradient are those of a single process."""
     import torch  # here, so that a process that only starts ranks does not load it
     from torch import distributed as dist
 
     group = make_group(groups)
     size = dist.get_world_size(group)
     torch.manual_seed(secret)
-    numbers = torch.randn(2 + 2 * size, WIDTH, WIDTH, dtype=torch.float64, requires_grad=True)
-    x, weights, *parts = numbers
+    shape = 2 + 2 * size, WIDTH, WIDTH
+    x, weights, *parts = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     mine = x, *parts[dist.get_rank(group) :: size]
     outputs = (
         function(*mine, group),
@@ -76,5 +72,4 @@ def _train_on_rank(function: Answer, groups: int, secret: int) -> list[str]:
     found, due = (
         (output, *torch.autograd.grad((output * weights).sum(), mine)) for output in outputs
     )
-    same = map(torch.allclose, found, due)
-    return [name for name, is_same in zip(_NAMES, same, strict=True) if not is_same]
+    return [*map(torch.allclose, found, due)]
