@@ -529,6 +529,8 @@ def test_lesson_13_shows_what_it_claims() -> None:
         (difference,) = find(r"^largest difference from one process: (\S+)$", texts[cell])
         assert float(difference) < 1e-5
     shows(texts["ring-compare"], "each rank sent 3 messages, 24,576 bytes\n")
+    held = find(r"^\d ranks: each holds (.+) of (.+) bytes$", texts["ring-memory"])
+    assert held == [("16,384", "16,384"), ("24,576", "32,768"), ("24,576", "49,152")]
     shares = r"^(\d+) ms; ranks 0 to 3 attend for (\d+) % (\d+) % (\d+) % (\d+) %$"
     (in_order,), (zigzag,) = (find(shares, texts[cell]) for cell in ("causal-run", "zigzag-run"))
     # (3 + 33/64) blocks of 20.48 ms, and half of four blocks; resting and messages take more
