@@ -39,6 +39,7 @@ from ringsim.pipeline import (
 from ringsim.plot.pipeline_step import plot_schedule
 from ringsim.schedules import lower_in_step
 from ringsim.schedules.closed_forms import Step, dualpipe_v_overlapped_idle, makespan
+from ringsim.schedules.schedule import OverlappingAction
 from ringsim.traces.steps import find_step
 
 mpl.use("Agg")
@@ -123,6 +124,17 @@ def test_two_that_need_each_other_do_not_overlap() -> None:
     validate(from_text("rank 0: 0F0 0I0 (0W0;0F1)OVERLAP_F_B 0B1"))
     with pytest.raises(ScheduleError, match=r"0B0 needs 0F0, which comes later .* position 1"):
         evaluate(from_text("rank 0: (0F0;0B0)OVERLAP_F_B"))
+
+
+def test_nothing_comes_between_two_that_overlap() -> None:
+    pair, post = OverlappingAction(0, "F", 1), Action(0, "SEND_F", 1)
+    for row in ((Action(0, "F", 0), pair, post, Action(0, "B", 0)), (Action(0, "F", 0), pair)):
+        schedule = Schedule("mine", 2, (0, 1), (row, ()))
+        assert to_text(schedule).startswith("rank 0: 0F0 ")
+        with pytest.raises(
+            ScheduleError, match=r"0F1 overlaps .* a computation \(rank 0, position"
+        ):
+            evaluate(schedule, BOTH)
 
 
 @pytest.mark.parametrize("lowers", [lower, lower_in_step, partial(lower, ahead=0)])

@@ -176,6 +176,11 @@ def _check_places(schedule: Schedule) -> None:
                 raise ScheduleError(
                     f"the schedule lists {action} twice {where}. Remove one of the two."
                 )
+            if action.overlaps and not any(one.is_compute for one in row[position + 1 :][:1]):
+                raise ScheduleError(
+                    f"{action} overlaps with the next action, which must be a computation {where}. "
+                    "Move sends and receives before or after the pair."
+                )
             other = {"B": "I", "I": "B"}.get(action.kind)
             if other is not None and action._replace(kind=other) in done:
                 raise ScheduleError(

@@ -49,6 +49,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,7 +119,7 @@ class OverlappingAction(Action):
 def join_pairs(row: Iterable[Action]) -> list[tuple[Action, ...]]:
     """Returns the actions of a row, of which two that overlap are one item."""
     rest = iter(row)
-    return [(action, next(rest)) if action.overlaps else (action,) for action in rest]
+    return [(action, *islice(rest, action.overlaps)) for action in rest]
 
 
 def parse_action(text: str) -> Action:
