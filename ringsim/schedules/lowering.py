@@ -240,20 +240,17 @@ def _check_order(schedule: Schedule) -> None:
     lowered = schedule.lowered
     for rank, row in enumerate(schedule.actions):
         done: set[Action] = set()
-        for item in join_pairs(row):
-            for action in item:
-                for need in _get_needs(action, schedule.stage_ranks, with_recvs=lowered):
-                    if done.isdisjoint(need):
-                        _refuse_order(action, need, f"(rank {rank}, position {row.index(action)})")
-            done.update(item)
-
-
-def _refuse_order(action: Action, need: tuple[Action, ...], where: str) -> None:
-    names = " or ".join(map(str, need))
-    raise ScheduleError(
-        f"{action} needs {names}, which comes later or is missing {where}. Put {names} before "
-        f"{action}."
-    )
+        for position, action in enumerate(row):
+            for need in _get_needs(action, schedule.stage_ranks, with_recvs=lowered):
+                if done.isdisjoint(need):
+                    names = " or ".join(map(str, need))
+                    where = f"(rank {rank}, position {position})"
+                    raise ScheduleError(
+                        f"{action} needs {names}, which comes later or is missing {where}. "
+                        f"Put {names} before {action}."
+                    )
+            if not action.overlaps:  # both of two that overlap are done after the second
+                done.update(row[max(position - 1, 0) : position + 1])
 
 
 def _get_needs(
