@@ -67,7 +67,8 @@ def test_the_lessons_are_there() -> None:
     names = """
         00_four_processes 01_ring 02_send_recv_deadlock 03_bandwidth 04_stages 05_gradients
         06_schedules 07_generation_ring 08_communication_layer 09_diagnose 10_prediction
-        11_slow_link 12_data_parallel 16_which_parallelism
+        11_slow_link 12_data_parallel 13_ring_attention 15_tensors_in_parallel
+        16_which_parallelism
     """
     assert [lesson.stem for lesson in LESSONS] == names.split()
 
@@ -517,6 +518,72 @@ def test_lesson_12_shows_what_it_claims() -> None:
     shows(texts["many-fsdp"], "the step: 87.8 ms\n")  # 12 + 12 * 6.3
     table = texts["claims-run"].replace("all", "1/1").replace("%", "").replace("1/", "")
     assert [row[3] for row in columns(table)] == [32, 30, 27, 20, 0]
+
+
+@in_the_kernel_of("13")
+def test_lesson_13_shows_what_it_claims() -> None:
+    texts = texts_of("13")
+    rounding = [float(each) for each in find(r": (\d\S+)$", texts["blocks-run"])]
+    assert len(rounding) == 4
+    assert max(rounding[:3]) > 1e-3 > 1e-5 > rounding[3]
+    for cell in ("ring-run", "causal-run", "zigzag-run"):
+        (difference,) = find(r"^largest difference from one process: (\S+)$", texts[cell])
+        assert float(difference) < 1e-5
+    shows(texts["ring-compare"], "each rank sent 3 messages, 24,576 bytes\n")
+    held = find(r"^\d ranks: each holds (.+) of (.+) bytes$", texts["ring-memory"])
+    assert held == [("16,384", "16,384"), ("24,576", "32,768"), ("24,576", "49,152")]
+    shares = r"^(\d+) ms; ranks 0 to 3 attend for (\d+) % (\d+) % (\d+) % (\d+) %$"
+    (in_order,), (zigzag,) = (find(shares, texts[cell]) for cell in ("causal-run", "zigzag-run"))
+    # (3 + 33/64) blocks of 20.48 ms, and half of four blocks; resting and messages take more
+    assert int(in_order[0]) >= 72
+    assert int(zigzag[0]) >= 41
+    assert int(in_order[1]) <= 15
+    assert columns(texts["many-run"]) == [
+        [4, 72.1, 41.3, 1.74, 1.75, 14.7, 14.3],
+        [16, 318, 164.4, 1.93, 1.94, 3.3, 3.2],
+        [64, 1301.9, 656.8, 1.98, 1.98, 0.8, 0.8],
+    ]
+    shows(texts["hide-run"], "the message hides from L = 200\n")
+    times = [[64, 5, 26, 26, 32], [128, 21, 43, 43, 64], [256, 84, 76, 84, 159]]
+    times += [[512, 336, 141, 336, 477]]
+    longer, total = ([[*row, row[column]] for row in times] for column in (3, 4))
+    assert columns(texts["hide-run"]) == columns(texts["yours-run"]) == total
+    assert columns(texts["exercise-solution"]) == longer
+    measured = columns(texts["hide-measure"])
+    assert [row[0] for row in measured] == [16, 64, 256, 1024]
+    assert measured[3][3] > measured[0][3]
+    shows(texts["hide-measure"], "2,198 positions over NVLink", "19,780 positions over a network")
+    unseen = find(r"^(.+): (\d+) of 240 blocks are never seen", texts["claims-run"])
+    assert unseen == [("in order", "120"), ("zigzag", "0")]
+
+
+@in_the_kernel_of("15")
+def test_lesson_15_shows_what_it_claims() -> None:
+    texts = texts_of("15")
+    shows(texts["cuts-run"], "as in one process: True")
+    called = find(r"^(\w+) of (.+) bytes$", texts["cuts-compare"])
+    assert called == [("all_reduce", "8,192"), ("all_reduce", "32,768"), ("all_gather", "8,192")]
+    right = find(r"x: (\w+), of up: (\w+), of down: (\w+)$", texts["grads-run"])
+    assert right == [("False", "True", "True")] * 4
+    reduces = "all_reduce of 8,192 bytes"
+    in_torch = [("torch: forward", reduces), ("torch: backward", reduces)]
+    for cell, forward, backward, is_same in (
+        ("torch-run", reduces, "", False),
+        ("exercise-solution", reduces, reduces, True),
+        ("yours-run", "", "", False),
+    ):
+        by_hand = [("by hand: forward", forward), ("by hand: backward", backward)]
+        assert find(r"^(\w.+ward) *(.*?) *$", texts[cell]) == by_hand + in_torch
+        shows(texts[cell], f"the same gradient of x: {is_same}\n")
+    kept = find(
+        r": (.+), each rank sends (.+) bytes and keeps (.+); right: True$", texts["sequence-run"]
+    )
+    ways = [("all_reduce", "12,288", "8,704"), ("all_gather and reduce_scatter", "12,288", "2,176")]
+    assert kept == ways
+    meshes = r"mesh (\w): a step takes ([\d.]+) ms, and an all_reduce (\d+) us$"
+    assert find(meshes, texts["mesh-run"]) == [("A", "39.4", "52"), ("B", "65.7", "540")]
+    steps_ms = [row[2] for row in columns(texts["claims-run"])]
+    assert steps_ms == [67.9, 46.6, 39.4, 77.8]
 
 
 @in_the_kernel_of("16")

@@ -36,6 +36,10 @@ or does not get enough CPU time, is *undecided*. A busy machine never makes an a
                                        between them
     check.average_gradients(average)   notebooks/12_data_parallel: average the gradients of the
                                        replicas of a stage, in one bucket
+    check.ring_attention(exchange)     notebooks/13_ring_attention: pass blocks of keys and values
+                                       around a ring while each rank attends
+    check.tensor_parallel(mlp)         notebooks/15_tensors_in_parallel: run a layer whose matrices
+                                       are cut among ranks, with the right gradients
     check.mesh_order(choose_order)     notebooks/16_which_parallelism: order the dimensions of a
                                        mesh, so that few bytes cross between hosts
     check.prediction(said, found)      all lessons: compare a prediction with the result
@@ -57,6 +61,7 @@ Example:
     A ring of 1 rank has no pairs, but your answer has 4: (0, 1), (1, 2), (2, 3), (3, 0).
 """
 
+from ringsim.check.attention import ring_attention
 from ringsim.check.backward import gradients
 from ringsim.check.causes import diagnose
 from ringsim.check.communication import ring_all_reduce, timed_op
@@ -73,6 +78,7 @@ from ringsim.check.rings import pair_groups, ring
 from ringsim.check.schedules import fast_schedule, fewest_microbatches, schedule
 from ringsim.check.send_recv import every_order, no_deadlock
 from ringsim.check.stages import hand_over, partition
+from ringsim.check.tensors import tensor_parallel
 
 __all__ = [
     "CheckResult",
@@ -94,8 +100,10 @@ __all__ = [
     "prediction",
     "ring",
     "ring_all_reduce",
+    "ring_attention",
     "schedule",
     "slow_link",
+    "tensor_parallel",
     "timed_op",
     "token_ring",
 ]
