@@ -68,6 +68,7 @@ def test_the_lessons_are_there() -> None:
         00_four_processes 01_ring 02_send_recv_deadlock 03_bandwidth 04_stages 05_gradients
         06_schedules 07_generation_ring 08_communication_layer 09_diagnose 10_prediction
         11_slow_link 12_data_parallel 13_ring_attention 15_tensors_in_parallel
+        16_which_parallelism
     """
     assert [lesson.stem for lesson in LESSONS] == names.split()
 
@@ -583,6 +584,49 @@ def test_lesson_15_shows_what_it_claims() -> None:
     assert find(meshes, texts["mesh-run"]) == [("A", "39.4", "52"), ("B", "65.7", "540")]
     steps_ms = [row[2] for row in columns(texts["claims-run"])]
     assert steps_ms == [67.9, 46.6, 39.4, 77.8]
+
+
+@in_the_kernel_of("16")
+def test_lesson_16_shows_what_it_claims() -> None:
+    texts = texts_of("16")
+    shows(texts["machine-code"], "20.4 billion parameters; each of 64 ranks computes 4.17 s")
+    layout = r"^(\w+ .+?)  +([\d.]+) s, +(\d+) GB(.*); computing ([\d.]+)(.*)$"
+    alone, combined, long = (
+        find(layout, texts[f"{name}-run"]) for name in ("alone", "combine", "long")
+    )
+    assert [(name, took) for name, took, *_ in alone] == [
+        ("dp 64", "10.60"),
+        ("dp 64 sharded", "9.91"),
+        ("pp 64", "8.56"),
+        ("tp 64", "166.61"),
+    ]
+    assert [bool(fits) for _, _, _, fits, *_ in alone] == [True, False, False, False]
+    assert {computing for *_, computing, _ in alone + combined} == {"4.17"}
+    assert [(name, took, held) for name, took, held, *_ in combined] == [
+        ("pp 8 x dp 8", "6.62", "42"),
+        ("pp 8 x dp 2 x tp 4", "5.58", "11"),
+        ("pp 8 x tp 8", "5.93", "5"),
+    ]
+    waits = [dict(find(r"(\w+) ([\d.]+)", words)) for *_, words in combined]
+    assert waits[0]["recv"] == "1.67"
+    assert float(waits[2]["all_reduce"]) > 2 * float(waits[1]["all_reduce"])
+    ((_, took, _, _, _, words),) = find(layout, texts["order-run"])
+    assert (took, float(took) // 5.58) == ("62.83", 11)
+    shows(words, "all_reduce 55.36")
+    assert [took for _, took, *_ in long] == ["21.63", "15.83", "14.02", "13.76"]
+    assert {computing for *_, computing, _ in long} == {"7.07"}
+    assert "irecv" not in texts["long-run"]
+    assert [held for _, _, held, *_ in long][2] == "44"
+    shows(texts["published-run"], "fitted: 228 TFLOP/s", "0.79 ns for each number of other work")
+    errors = [*map(float, find(r"\d ([+-]\d+\.\d)%$", texts["published-run"]))]
+    assert (len(errors), max(map(abs, errors))) == (14, 10.1)
+    shows(texts["published-run"], "14 rows that were not fitted: mean error 4.7 %, median 4.4 %,")
+    of_all = "71 rows that were not fitted: mean error 9.5 %, median 6.0 %, largest 52.7 %"
+    shows(texts["published-run"], of_all)
+    assert len(find(r"error [+-]", texts["published-simulate"])) == 4
+    faster = find(layout, texts["claims-run"])
+    assert [took for _, took, *_ in faster] == ["4.48", "5.17", "5.88"]
+    assert round(4.17 / 4.48, 2) == 0.93
 
 
 @in_the_kernel_of("07")

@@ -40,6 +40,8 @@ or does not get enough CPU time, is *undecided*. A busy machine never makes an a
                                        around a ring while each rank attends
     check.tensor_parallel(mlp)         notebooks/15_tensors_in_parallel: run a layer whose matrices
                                        are cut among ranks, with the right gradients
+    check.mesh_order(choose_order)     notebooks/16_which_parallelism: order the dimensions of a
+                                       mesh, so that few bytes cross between hosts
     check.prediction(said, found)      all lessons: compare a prediction with the result
     check.diagnose(trace, kind, ...)   notebooks/09_diagnose: name the fault in a trace, its ranks,
                                        and an event that shows it
@@ -68,6 +70,7 @@ from ringsim.check.fits import alphabeta
 from ringsim.check.four_processes import hello
 from ringsim.check.generation import inner_iterations, token_ring
 from ringsim.check.hosts import slow_link
+from ringsim.check.layouts import mesh_order
 from ringsim.check.patients import patient
 from ringsim.check.predictions import prediction
 from ringsim.check.replicas import average_gradients
@@ -89,6 +92,7 @@ __all__ = [
     "hand_over",
     "hello",
     "inner_iterations",
+    "mesh_order",
     "no_deadlock",
     "pair_groups",
     "partition",
