@@ -14,6 +14,7 @@ from torch.profiler import profile
 from torch.utils.checkpoint import checkpoint
 
 import ringsim
+from ringsim.errors import ArgumentError
 from ringsim.pipeline import (
     SmallTransformer,
     build_stages,
@@ -166,6 +167,26 @@ def test_counts_outlive_a_file_and_are_drawn_below_the_timeline(tmp_path: Path) 
     assert set(KINDS) <= set(names)
     assert "bytes of tensors" not in {text.get_text() for text in ax.texts}, "no names of marks"
     assert [text for text in trace.plot_timeline().texts if "bytes" in text.get_text()] == []
+
+
+def test_a_part_of_a_trace_is_drawn_with_its_counts() -> None:
+    """Operations whose other side is left out are known by their places, which counts change."""
+
+    def step() -> None:
+        ringsim.current_ring()
+        train()
+        torch.distributed.barrier()
+
+    trace = ringsim.simulate(step, world_size=3, link=LINK)
+    part = trace.filter(ranks=[1])
+    assert set(part.memory()["rank"]) == {1}
+    (panel,) = part.plot_memory().child_axes
+    assert panel.texts[0].get_text().startswith("rank 1: ")
+
+
+def test_without_counts_there_is_nothing_to_draw() -> None:
+    with pytest.raises(ArgumentError, match="contains no counts of bytes"):
+        ringsim.simulate(lambda: None, world_size=1, link=LINK).plot_memory()
 
 
 def test_without_a_recording_the_block_does_nothing() -> None:

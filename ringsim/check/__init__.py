@@ -36,6 +36,11 @@ or does not get enough CPU time, is *undecided*. A busy machine never makes an a
                                        between them
     check.average_gradients(average)   notebooks/12_data_parallel: average the gradients of the
                                        replicas of a stage, in one bucket
+    check.bucket_hooks(overlap)        notebooks/14_sharding: average gradients in buckets, during
+                                       the backward pass
+    check.sharded_step(step)           notebooks/14_sharding: update only a shard of the parameters
+    check.sharded_linear(apply)        notebooks/14_sharding: gather a layer's weight, and free it
+                                       in time
     check.prediction(said, found)      all lessons: compare a prediction with the result
     check.diagnose(trace, kind, ...)   notebooks/09_diagnose: name the fault in a trace, its ranks,
                                        and an event that shows it
@@ -69,12 +74,14 @@ from ringsim.check.replicas import average_gradients
 from ringsim.check.rings import pair_groups, ring
 from ringsim.check.schedules import fast_schedule, fewest_microbatches, schedule
 from ringsim.check.send_recv import every_order, no_deadlock
+from ringsim.check.sharding import bucket_hooks, sharded_linear, sharded_step
 from ringsim.check.stages import hand_over, partition
 
 __all__ = [
     "CheckResult",
     "alphabeta",
     "average_gradients",
+    "bucket_hooks",
     "diagnose",
     "every_order",
     "fast_schedule",
@@ -91,6 +98,8 @@ __all__ = [
     "ring",
     "ring_all_reduce",
     "schedule",
+    "sharded_linear",
+    "sharded_step",
     "slow_link",
     "timed_op",
     "token_ring",

@@ -36,7 +36,18 @@ from ringsim.plot.rows import (
 from ringsim.plot.sheet import Picture
 from ringsim.traces.clocks import unalign
 from ringsim.traces.display import Images, Style
-from ringsim.traces.events import COLLECTIVE, ERROR, MARK, NONE, OP_NAMES, SEND, SPAN, read_notice
+from ringsim.traces.events import (
+    COLLECTIVE,
+    ERROR,
+    MARK,
+    NONE,
+    OP_NAMES,
+    SEND,
+    SPAN,
+    Events,
+    Ints,
+    read_notice,
+)
 from ringsim.traces.looks import LOOKS, find_meanings
 from ringsim.traces.steps import count_steps
 from ringsim.traces.units import count, span_text, time_text
@@ -144,16 +155,15 @@ def timeline_picture(
     activations below the rows of a step. ``draw_under`` draws panels below the rows of the whole
     run.
     """
-    events = reopen(trace.events, trace.metadata)
-    events = events.select(~events.counts_bytes)
-    trace = replace(trace, events=events)
+    trace = replace(trace, events=reopen(trace.events, trace.metadata))
+    events = trace.events
     is_operation = (events.kind != SPAN) & (events.kind != MARK)
     is_stuck = (events.wait_ns != NONE) & (events.done_ns == NONE) | (events.status == ERROR)
     if step is not None or not (
         draw_under or (is_operation & is_stuck).any() or not count_steps(events)
     ):
         return step_picture(picture_step(trace, step), with_curve=with_curve)
-    row = 0.62 + 0.22 * (events.kind == SPAN).any() + 0.14 * (events.kind == MARK).any()
+    row = 0.62 + 0.22 * (events.kind == SPAN).any() + 0.14 * _is_mark(events).any()
     return Picture(
         lambda ax: _draw(trace, ax, draw_under),
         WIDTH_INCHES,
@@ -231,7 +241,7 @@ def _lay_out(trace: Trace, bars: Bars, axis: TimeAxis, ax: Axes) -> RankRows:
     length = max(axis.last_ns - axis.first_ns, 1) / axis.unit_ns
     lanes = divide(
         bars.depths,
-        strip=MARKS * bool((trace.events.kind == MARK).any()),
+        strip=MARKS * bool(_is_mark(trace.events).any()),
         operations=OPERATIONS * bool((bars.lane >= bars.depths).any()),
         has_ghosts=trace.recorded is not None,
         edge=COMPACT_EDGE if style.is_compact() else EDGE,
@@ -339,10 +349,16 @@ def _message(trace: Trace, bars: Bars) -> tuple[str, str]:
     return title, said
 
 
+def _is_mark(events: Events) -> Ints:
+    """Returns a mask of the marks to draw."""
+    marks: Ints = (events.kind == MARK) & ~events.counts_bytes
+    return marks
+
+
 def _draw_marks(rows: RankRows, trace: Trace, axis: TimeAxis) -> None:
     """Draws a tick for each mark, with its name if there is room before the next mark."""
     ax, events = rows.ax, trace.events
-    marks = np.flatnonzero(events.kind == MARK)
+    marks = np.flatnonzero(_is_mark(events))
     if len(marks) == 0:
         return
     marks = marks[np.lexsort((events.post_ns[marks], events.rank[marks]))]
