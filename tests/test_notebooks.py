@@ -67,7 +67,7 @@ def test_the_lessons_are_there() -> None:
     names = """
         00_four_processes 01_ring 02_send_recv_deadlock 03_bandwidth 04_stages 05_gradients
         06_schedules 07_generation_ring 08_communication_layer 09_diagnose 10_prediction
-        11_slow_link 12_data_parallel 13_ring_attention 15_tensors_in_parallel
+        11_slow_link 12_data_parallel 13_ring_attention 14_sharding 15_tensors_in_parallel
         16_which_parallelism
     """
     assert [lesson.stem for lesson in LESSONS] == names.split()
@@ -555,6 +555,34 @@ def test_lesson_13_shows_what_it_claims() -> None:
     shows(texts["hide-measure"], "2,198 positions over NVLink", "19,780 positions over a network")
     unseen = find(r"^(.+): (\d+) of 240 blocks are never seen", texts["claims-run"])
     assert unseen == [("in order", "120"), ("zigzag", "0")]
+
+
+@in_the_kernel_of("14")
+def test_lesson_14_shows_what_it_claims() -> None:
+    texts = texts_of("14")
+    counted = dict(find(r"^(\w+) +([\d.]+) MiB$", texts["count-run"]))
+    assert [float(counted[kind]) for kind in ("parameters", "gradients", "optimizer")] == [4, 4, 8]
+    assert 0 < float(counted["activations"]) < 1
+    ways = find(r"^(.+?) +(\d+) calls of 133,120 bytes, ([\d.]+) ms$", texts["ways-run"])
+    due = [("one by one", "16", "34.4"), ("in buckets", "4", "27.2"), ("DDP", "4", "24.8")]
+    assert ways == due, "10.4, 3.2 and 0.8 ms more than 24 ms"
+    losses = find(r": loss (\S+) with DDP, (\S+) with ZeRO-1$", texts["zero1-run"])
+    assert len(losses) == 4
+    assert all(by_ddp == by_hand for by_ddp, by_hand in losses)
+    for cell in ("zero2-run", "zero3-run"):
+        (shown,) = find(r"^losses of rank 0: (.+)$", texts[cell])
+        assert {*shown.split()} == {losses[0][0]}
+    peaks = dict(find(r"^(\S+): at most ([\d.]+) MiB$", texts["zero2-run"] + texts["zero3-run"]))
+    assert {name: float(peak) for name, peak in peaks.items()} == pytest.approx(
+        {"DDP": 16.8, "ZeRO-1": 10.2, "ZeRO-2": 7.3, "kept": 7.4, "FSDP2": 4.9}, abs=0.3
+    )
+    rows = [line.split() for line in texts["table-run"].splitlines()[2:]]
+    assert [row[0] for row in rows] == ["DDP", "ZeRO-1", "ZeRO-2", "FSDP2"]
+    for _, kept, formula, sent, due_sent in rows:
+        assert float(formula) <= float(kept) <= float(formula) + 0.5, "and one or two layers"
+        assert sent == due_sent
+    assert [row[2] for row in rows] == ["16.00", "10.00", "7.00", "4.00"]
+    assert [row[3] for row in rows] == ["6.00", "9.00", "6.00", "9.00"]
 
 
 @in_the_kernel_of("15")

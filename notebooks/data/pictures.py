@@ -17,6 +17,8 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.axes import Axes
 from PIL import Image  # a dependency of matplotlib
+from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import ringsim
 from ringsim import comm as dist
@@ -117,6 +119,28 @@ def share_layers() -> ringsim.Trace:
     return ringsim.simulate(step, world_size=8, topology=hosts)
 
 
+def shard() -> ringsim.Trace:
+    """Simulates a step with FSDP2, and counts its bytes."""
+
+    class Layer(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            ringsim.compute(0.001)
+            y = super().forward(x)
+            y.register_hook(lambda _: ringsim.compute(0.002))
+            return y
+
+    def step() -> None:
+        model = nn.Sequential(*(Layer(256, 256, bias=False) for _ in range(8)))
+        for part in (*model, model):
+            fully_shard(part)
+        optimizer = torch.optim.SGD(model.parameters())
+        with ringsim.memory(model, optimizer):
+            model(torch.ones(8, 256)).square().mean().backward()
+            optimizer.step()
+
+    return ringsim.simulate(step, world_size=2, link=ringsim.Link(alpha_s=10e-6, beta_s_per_byte=1e-9))
+
+
 PICTURES: dict[str, Callable[[], Axes]] = {
     "00_four_processes": lambda: recorded("pipeline").plot_timeline(),
     "01_ring": lambda: explore.ring().frame(what="shift", ranks=8).traces[0].plot_ring(),
@@ -132,6 +156,7 @@ PICTURES: dict[str, Callable[[], Axes]] = {
     "11_slow_link": lambda: ringsim.load(HERE / "hosts_dealt.ringtrace").plot_ring(),
     "12_data_parallel": lambda: average().plot_timeline(),
     "13_ring_attention": lambda: attend().plot_timeline(),
+    "14_sharding": lambda: shard().plot_memory(),
     "15_tensors_in_parallel": lambda: reduce_and_pass_on().plot_timeline(),
     "16_which_parallelism": lambda: share_layers().plot_timeline(),
 }
