@@ -548,7 +548,7 @@ def test_lesson_13_shows_what_it_claims() -> None:
     times += [[512, 336, 141, 336, 477]]
     longer, total = ([[*row, row[column]] for row in times] for column in (3, 4))
     assert columns(texts["hide-run"]) == columns(texts["yours-run"]) == total
-    assert columns(texts["exercise-solution"]) == longer
+    assert columns(texts["exchange-solution"]) == longer
     measured = columns(texts["hide-measure"])
     assert [row[0] for row in measured] == [16, 64, 256, 1024]
     assert measured[3][3] > measured[0][3]
@@ -597,7 +597,7 @@ def test_lesson_15_shows_what_it_claims() -> None:
     in_torch = [("torch: forward", reduces), ("torch: backward", reduces)]
     for cell, forward, backward, is_same in (
         ("torch-run", reduces, "", False),
-        ("exercise-solution", reduces, reduces, True),
+        ("layer-solution", reduces, reduces, True),
         ("yours-run", "", "", False),
     ):
         by_hand = [("by hand: forward", forward), ("by hand: backward", backward)]
