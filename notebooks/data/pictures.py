@@ -17,6 +17,8 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.axes import Axes
 from PIL import Image  # a dependency of matplotlib
+from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import ringsim
 from ringsim import comm as dist
@@ -24,6 +26,7 @@ from ringsim import explore
 from ringsim.pipeline import Costs, make_schedule, plot_schedule
 from ringsim.plot.charts import plot_inner_iterations
 from ringsim.plot.style import save_figure
+from ringsim.topologies import Hosts
 from ringsim.traces import bandwidths
 
 DPI, COLOURS = 72, 64
@@ -91,6 +94,53 @@ def reduce_and_pass_on() -> ringsim.Trace:
     return ringsim.simulate(work, world_size=4, topology=hosts)
 
 
+def share_layers() -> ringsim.Trace:
+    """Simulates a pipeline of four stages, each on a host whose two ranks share the layers of the stage."""
+
+    def step() -> None:
+        stage = dist.get_rank() // 2
+        groups = [dist.new_group([2 * each, 2 * each + 1]) for each in range(4)]
+        sent = []
+        for action in make_schedule("1f1b", 4, 2).actions[stage]:
+            name, way, seconds = ("forward", 2, 0.004) if action.kind == "F" else ("backward", -2, 0.008)
+            before, after = dist.get_rank() - way, dist.get_rank() + way
+            if 0 <= before < 8:
+                dist.recv(torch.zeros(250_000), before)
+            with ringsim.span(name, stage=stage, microbatch=action.microbatch):
+                ringsim.compute(seconds)
+                dist.all_reduce(torch.zeros(10_000_000), group=groups[stage])
+            if 0 <= after < 8:
+                sent.append(dist.isend(torch.zeros(250_000), after))
+        for work in sent:
+            assert work is not None
+            work.wait()
+
+    hosts = Hosts(2, ringsim.Link(10e-6, 1e-10), ringsim.Link(20e-6, 1e-9))
+    return ringsim.simulate(step, world_size=8, topology=hosts)
+
+
+def shard() -> ringsim.Trace:
+    """Simulates a step with FSDP2, and counts its bytes."""
+
+    class Layer(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            ringsim.compute(0.001)
+            y = super().forward(x)
+            y.register_hook(lambda _: ringsim.compute(0.002))
+            return y
+
+    def step() -> None:
+        model = nn.Sequential(*(Layer(256, 256, bias=False) for _ in range(8)))
+        for part in (*model, model):
+            fully_shard(part)
+        optimizer = torch.optim.SGD(model.parameters())
+        with ringsim.memory(model, optimizer):
+            model(torch.ones(8, 256)).square().mean().backward()
+            optimizer.step()
+
+    return ringsim.simulate(step, world_size=2, link=ringsim.Link(alpha_s=10e-6, beta_s_per_byte=1e-9))
+
+
 PICTURES: dict[str, Callable[[], Axes]] = {
     "00_four_processes": lambda: recorded("pipeline").plot_timeline(),
     "01_ring": lambda: explore.ring().frame(what="shift", ranks=8).traces[0].plot_ring(),
@@ -106,7 +156,9 @@ PICTURES: dict[str, Callable[[], Axes]] = {
     "11_slow_link": lambda: ringsim.load(HERE / "hosts_dealt.ringtrace").plot_ring(),
     "12_data_parallel": lambda: average().plot_timeline(),
     "13_ring_attention": lambda: attend().plot_timeline(),
+    "14_sharding": lambda: shard().plot_memory(),
     "15_tensors_in_parallel": lambda: reduce_and_pass_on().plot_timeline(),
+    "16_which_parallelism": lambda: share_layers().plot_timeline(),
 }
 
 
