@@ -331,9 +331,11 @@ def test_the_trace_of_a_simulated_step_has_both() -> None:
     for rank, row in enumerate(make_schedule("dualpipe_v", 2, 6).actions):
         assert actions.list_actions(rank) == row
     assert trace.bubble().of_total == pytest.approx(run.bubble)
+    assert trace.bubble().closed_form is None  # the formula is that of one stream
     assert set(trace.events.thread.tolist()) == {0, 1}
     in_sequence = simulate_schedule("dualpipe_v", num_ranks=2, num_microbatches=6).trace()
     assert set(in_sequence.events.thread.tolist()) == {0}
+    assert in_sequence.bubble().closed_form is not None
 
 
 def test_ranks_with_one_stream_run_one_after_the_other() -> None:

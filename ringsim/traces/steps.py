@@ -548,13 +548,15 @@ def measure_bubble(actions: StageActions) -> Bubble:
     own = [actions.of(rank) for rank in actions.ranks]
     busy = tuple(map(_measure_busy, own))
     span = tuple(each.makespan for each in own)
+    # the formulas assume that a rank runs one computation after the other
+    overlaps = sum(busy) < 0.999 * (actions.end - actions.start).sum()
     return Bubble(
         actions.schedule,
         tuple(actions.ranks),
         actions.makespan,
         busy,
         span,
-        _by_formula(actions, _know_bubble),
+        None if overlaps else _by_formula(actions, _know_bubble),
     )
 
 
