@@ -2,8 +2,7 @@
 
 With ``--keep``, the ranks stay for the next cells, see ``_Kept``.
 
-The ranks import this module for ``run_on_rank``. They need neither IPython nor the launcher, so the
-module imports both only on use.
+The modules of IPython and of the launcher are imported only on use.
 """
 
 from __future__ import annotations
@@ -128,7 +127,8 @@ def _run_cell(kept: _Kept, line: str, cell: str) -> ringsim.Trace:
     how: dict[str, Any] = {"limit_s": options.limit, "live": options.live}
     with _naming_the_unsendable(sent):
         if session is None:
-            job = pack_call(run_on_rank, (source, filename), sent, seed=0)
+            space = {"__name__": "__main__", **sent}
+            job = pack_call(run_source, (source, filename, space), {}, seed=0)
             trace = run(job, kind, RunOptions(show_hidden=True, **how))
         else:
             kept.drop_old(sent, _find_names(code, _STORES))
@@ -313,32 +313,3 @@ def _find_names(code: CodeType, instructions: Set[str]) -> set[str]:
             # there, this one assigns attributes of classes
             names |= _find_names(constant, instructions - {"STORE_NAME"})
     return names
-
-
-def run_on_rank(source: str, filename: str, /, **variables: Any) -> Any:
-    """Runs a cell's code on this rank and returns the value of the last line.
-
-    The cell can use ``ringsim``, and also ``ring``, which is this rank's place in its ring.
-
-    Args:
-        source: the text of the cell.
-        filename: the file name for tracebacks.
-        variables: the notebook's variables that the cell uses.
-
-    Returns:
-        The value of the last statement, or the value's repr if it cannot be pickled; None if the
-        last statement is not an expression.
-
-    Example:
-        >>> def worker():
-        ...     return run_on_rank("double = 2 * number; double + ring.rank", "<cell>", number=4)
-        >>> ringsim.trace(worker, world_size=2).results
-        [8, 9]
-    """
-    space = {
-        "__name__": "__main__",
-        "ring": ringsim.current_ring(),
-        "ringsim": ringsim,
-        **variables,
-    }
-    return run_source(source, filename, space)

@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 from ringsim.comm.checks import Attempt
 from ringsim.diagnose.variables import describe_stack
 from ringsim.simulator.simulation import Outcome, Simulation, run_in
-from ringsim.traces.cells import rename_places
 from ringsim.traces.events import ANY_SOURCE, NONE
 from ringsim.traces.value import Trace
 
@@ -160,9 +159,7 @@ class OrderedSimulation(Simulation):
         is_done = asked.done_s <= self._clock.now
         if is_done or not all(step.decides for step in self._steps.values()):
             self._clock.polls = 0  # the rank does not ask forever
-        text = rename_places(
-            f"is_completed at {self._find_place(self._clock.current)}", self._cells
-        )
+        text = f"is_completed at {self._here()}"
         self._halt(Step(text, decides=both if again else decides, again=again))
 
     def _halt(self, step: Step) -> None:

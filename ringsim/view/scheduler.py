@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 
 from ringsim.errors import ArgumentError, Deadlock, PeerExited
 from ringsim.launch.alone import run_alone
-from ringsim.launch.job import pack_caller
 from ringsim.simulator.settings import Settings
-from ringsim.traces.cells import name_cells
 from ringsim.traces.findings import Diagnosis
 from ringsim.traces.standing import say_standing
 from ringsim.traces.units import count
@@ -173,11 +171,9 @@ class Scheduler:
 
     def _run(self, *how: Any, limit_s: float | None = None) -> Any:
         outcome = self._call("orders:run_here", *how, limit_s=limit_s)
-        if outcome.trace is None:  # an argument is invalid
-            raise outcome.error
         outcome.trace.results[:] = map(pickle.loads, outcome.trace.results)
         return outcome
 
     def _call(self, function: str, *how: Any, limit_s: float | None = None) -> Any:
-        run = *how, self._packed, self._settings, name_cells(pack_caller().lines)
+        run = *how, self._packed, self._settings
         return run_alone(f"ringsim.simulator.{function}", *run, limit_s=limit_s)
