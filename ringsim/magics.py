@@ -13,15 +13,14 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Set
+from contextlib import suppress
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringsim
 from ringsim.errors import ArgumentError, check_limit
-from ringsim.launch.namespace import run_source
-from ringsim.ring.packing import dumps
+from ringsim.launch.namespace import find_size, run_source
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -125,7 +124,7 @@ def _run_cell(kept: _Kept, line: str, cell: str) -> ringsim.Trace:
     names = (_find_names(code, _LOOKUPS) - _NOT_SENT - {options.out}) & variables.keys()
     sent = {name: variables[name] for name in names}
     how: dict[str, Any] = {"limit_s": options.limit, "live": options.live}
-    with _naming_the_unsendable(sent):
+    try:
         if session is None:
             space = {"__name__": "__main__", **sent}
             job = pack_call(run_source, (source, filename, space), {}, seed=0)
@@ -133,6 +132,9 @@ def _run_cell(kept: _Kept, line: str, cell: str) -> ringsim.Trace:
         else:
             kept.drop_old(sent, _find_names(code, _STORES))
             trace = session.run_cell(source, filename, sent, ranks=options.only, **how)
+    except ArgumentError:
+        _refuse_unsendable(sent)
+        raise
     variables[options.out] = trace
     return trace
 
@@ -275,26 +277,15 @@ def _compile(source: str, filename: str) -> CodeType:
         ) from None
 
 
-@contextmanager
-def _naming_the_unsendable(variables: Mapping[str, Any]) -> Iterator[None]:
-    """Names the variable, if one cannot be sent to the ranks.
-
-    Raises:
-        ArgumentError: a variable cannot be sent to the ranks.
-    """
-    try:
-        yield
-    except ArgumentError:
-        for name, value in variables.items():
-            try:
-                dumps(value)
-            except Exception:  # pickling runs code of the value's class, which may raise anything
-                kind = f"{type(value).__module__}.{type(value).__qualname__}"
-                raise ArgumentError(
-                    f"the variable {name!r} cannot be sent to the ranks, because a {kind} cannot "
-                    "be pickled. Create it inside the cell."
-                ) from None
-        raise
+def _refuse_unsendable(variables: Mapping[str, Any]) -> None:
+    """Raises ArgumentError if a variable cannot be sent to the ranks."""
+    for name, value in variables.items():
+        if find_size(value) is None:
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise ArgumentError(
+                f"the variable {name!r} cannot be sent to the ranks, because a {kind} cannot be "
+                "pickled. Create it inside the cell."
+            ) from None
 
 
 def _find_names(code: CodeType, instructions: Set[str]) -> set[str]:

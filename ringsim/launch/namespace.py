@@ -137,10 +137,10 @@ def run_source(source: str, filename: str, space: dict[str, Any] | None = None) 
     if not isinstance(last, ast.Expr):
         return None
     value = eval(compile(ast.Expression(last.value), filename, "eval"), space)
-    return repr(value) if _find_size(value) is None else value
+    return repr(value) if find_size(value) is None else value
 
 
-def _find_size(value: Any) -> int | None:
+def find_size(value: Any) -> int | None:
     """Returns the size of a packed value in bytes, or None if it cannot be packed."""
     try:
         return len(dumps(value))
@@ -187,7 +187,7 @@ def look(name: str, most_bytes: float = 1e6) -> list[Any]:
     if name not in space:
         return []
     value = space[name]
-    size_bytes = _find_size(value)
+    size_bytes = find_size(value)
     if size_bytes is None or size_bytes > most_bytes:
         return [Reference(type(value).__qualname__, size_bytes, getattr(value, "shape", None))]
     return [value]

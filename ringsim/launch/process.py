@@ -26,12 +26,6 @@ def preload() -> None:
     pkgutil.resolve_name(_EXPECTED)
 
 
-def park() -> NoReturn:
-    """Blocks the calling thread until the caller ends the process."""
-    while True:
-        time.sleep(3600)
-
-
 class Caller:
     """The caller of this process. When it is gone, the process ends.
 

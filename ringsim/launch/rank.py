@@ -28,6 +28,7 @@ import pickle
 import random
 import runpy
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -116,10 +117,10 @@ class _Calls(process.Caller):
         super().__init__(channel, config)
         self._woken = threading.Event()  # the connections have been shut, for a verdict
         self.listen()
-        threading.excepthook = functools.partial(self._tell_of_thread, threading.excepthook)
         self._namespace = Namespace() if config.stays else None
         self._epoch = 0  # of the groups
         self._port = 0  # of the rendezvous, once the rank has joined the others
+        self._door: socket.socket | None = None  # for groups that the program creates again
         self._kept: Any = None  # must stay alive
         self._has_entered = self._is_interruptible = False
         # groups with operations that earlier calls have left in flight
@@ -174,7 +175,7 @@ class _Calls(process.Caller):
         try:
             self._join()
             recorder = _start_recording(config)
-            stop = note_failed_threads(recorder)
+            stop = note_failed_threads(recorder, lambda: self.say("woken", False))
             try:
                 result = self._run(recorder, config, job)
             finally:
@@ -193,7 +194,7 @@ class _Calls(process.Caller):
     def _join(self) -> None:
         """Joins the other ranks, unless this rank has."""
         if not self._port:
-            self._port, self._kept = _join(self._config)
+            self._port, self._door, self._kept = _join(self._config)
             os.environ["MASTER_PORT"] = str(self._port)
 
     def _run(self, recorder: Recorder, config: RankConfig, job: Job | None) -> Any:
@@ -230,6 +231,9 @@ class _Calls(process.Caller):
             _enter(job, _launcher_variables(config, self._port))
             _start_computing(job, config)
             worlds.enter_rank(Path(self._config.directory), self._end)
+        if self._door is not None:  # in the background, because a name server may be slow
+            host = functools.partial(bootstrap.host, self._door, self._config.timeout_s)
+            self._kept, self._door = bootstrap.BackgroundCall(host), None
         if job.debug:
             sys.breakpointhook = self._stop
             change_state(debug=True)
@@ -286,14 +290,6 @@ class _Calls(process.Caller):
                 self._woken.wait(WAKE_S)  # otherwise, new connections would also be shut
             self.say("woken", True)
             raise verdict.error
-
-    def _tell_of_thread(
-        self, hand_on: Callable[[Any], object], end: threading.ExceptHookArgs
-    ) -> None:
-        """Notifies the launcher if an uncaught verdict ends a thread."""
-        if getattr(end.exc_value, "imposed", False):
-            self.say("woken", False)
-        hand_on(end)
 
     def _end(self, error: Exception) -> NoReturn:
         """Ends the rank and its child processes, whatever its main thread does."""
@@ -366,12 +362,12 @@ def _line_writer(fd: int) -> TextIO:
     )
 
 
-def _join(config: RankConfig) -> tuple[int, Any]:
+def _join(config: RankConfig) -> tuple[int, socket.socket | None, Any]:
     """Joins the other ranks.
 
     Returns:
-        The port of the rendezvous, and on rank 0 an object that must stay alive: the host of a
-        store for the groups that the program creates.
+        The port of the rendezvous; on rank 0 of a ring, the socket that reserves it, because a Gloo
+        ring is closed to later ranks; and the object that must stay alive for it.
     """
     if config.rank == 0:
         listener = bootstrap.listen(HEAD, 0)
@@ -393,16 +389,11 @@ def _join(config: RankConfig) -> tuple[int, Any]:
         descriptor = -1 if listener is None else listener.fileno()
         initialize(HEAD, port, *place, timeout_s=config.timeout_s, listen_socket=listener)
         # NCCL connects to the store again for later groups
-        if descriptor < 0 or config.comm_device != "cpu":
-            return port, None
-        # a Gloo ring is closed to later ranks; in the background, because a name server may be slow
-        if (door := bootstrap.close_door(descriptor, HEAD, port)) is None:
-            return port, None
-        host = functools.partial(bootstrap.host, door, config.timeout_s)
-        return port, bootstrap.BackgroundCall(host)
+        closes = descriptor >= 0 and config.comm_device == "cpu"
+        return port, bootstrap.close_door(descriptor, HEAD, port) if closes else None, None
     # The script or worker creates its own groups over this store, which it finds in the same way as
     # torchrun's.
-    return port, bootstrap.host(listener, config.timeout_s) if listener is not None else None
+    return port, None, bootstrap.host(listener, config.timeout_s) if listener is not None else None
 
 
 def _read_port(config: RankConfig) -> int:
