@@ -139,5 +139,5 @@ class SimulatedRanks:
             if not self.steps:  # the process runs on in the call, or is dead
                 self.close()
                 self._process = start_alone()
-        trace: Trace = outcome.unpack()
+        trace: Trace = outcome.end()
         return trace

@@ -136,7 +136,7 @@ def simulate(
     packed = pack_worker(worker, args, kwargs)
     trace: Trace = run_alone(
         f"ringsim.simulator.{function}", packed, settings, limit_s=limit_s
-    ).unpack()
+    ).end()
     return trace
 
 

@@ -85,8 +85,7 @@ class Outcome:
     """The outcome of a simulation.
 
     Attributes:
-        trace: the trace of the simulation; each of the ``results`` is pickled separately until
-            ``unpack``.
+        trace: the trace of the simulation.
         error: the error that ended the simulation, or None.
         diagnosis: the reason for the error, or None if unknown.
         more: further facts, depending on the kind of simulation.
@@ -97,9 +96,8 @@ class Outcome:
     diagnosis: Diagnosis | None = None
     more: Any = None
 
-    def unpack(self) -> Trace:
-        """Unpickles the results, and returns the trace or raises the error."""
-        self.trace.results[:] = map(pickle.loads, self.trace.results)
+    def end(self) -> Trace:
+        """Returns the trace, or raises the error."""
         if self.error is not None:
             raise self.error
         return self.trace
@@ -271,7 +269,7 @@ class Simulation:
     def _begin(self, packed: bytes, cells: Mapping[str, str]) -> None:
         self._packed, self._cells = packed, cells
         self._begin_slot = self._recorder.bookmark()
-        self._results: list[bytes] = [dumps(None)] * self._size
+        self._results: list[Any] = [None] * self._size
         self._returned: set[int] = set()
         self._reports: list[Report] = []
         self._variables: dict[int, str] = {}  # by rank
@@ -638,14 +636,21 @@ def _set_variables(rank: int, world_size: int) -> None:
     )
 
 
-def _pack_result(result: Any, rank: SimulatedRank) -> bytes:
+class _Packed(bytes):
+    """A pickled value, which arrives in another process as the value itself."""
+
+    def __reduce__(self) -> Any:
+        return pickle.loads, (bytes(self),)
+
+
+def _pack_result(result: Any, rank: SimulatedRank) -> _Packed:
     """Pickles a worker's result in its present state.
 
     Raises:
         TypeError: the result cannot be pickled, so a real rank could not return it either.
     """
     try:
-        return dumps(result)
+        return _Packed(dumps(result))
     except Exception as error:
         raise TypeError(describe_unpicklable(result, error, rank.here())) from None
 
