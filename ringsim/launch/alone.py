@@ -98,7 +98,8 @@ class Alone(Run):
         where = f" ({report.where})" if report.where else ""
         lines = f"\n{indent(report.traceback)}" if report.traceback else ""
         text = f"the simulation ended early: {describe_death(report)}{where}{lines}"
-        return self._startup_error() or RankFailed(text)
+        # otherwise, the output is that of another process
+        return (report.exit_code is None and self._startup_error()) or RankFailed(text)
 
     def _explained(self, error: Any) -> Any:
         """Adds the partial result of the process to an error, if it arrives in time."""
