@@ -13,6 +13,7 @@ Contents::
     Trace                             the record of a run: events, messages, results, pictures
     span                              name a piece of work in the timeline
     mark                              name a moment in the timeline
+    memory                            count the bytes of a rank's tensors in a block
     compute                           spend time as if computing: sleep, or advance a virtual clock
     Slow                              fault to inject: a rank that computes more slowly
     Degrade                           fault to inject: a slower link
@@ -110,6 +111,7 @@ _CONTENTS = {
     "load": "ringsim.exchange.loading",
     "load_ipython_extension": "ringsim.magics",
     "mark": "ringsim.traces.spans",
+    "memory": "ringsim.comm.live_tensors",
     "pipeline": "ringsim.pipeline",
     "plot_schedules": "ringsim.plot.stacked_schedules",
     "simulate": "ringsim.simulator.api",
@@ -133,6 +135,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim import explore as explore
     from ringsim import pipeline as pipeline
     from ringsim import topologies as topologies
+    from ringsim.comm.live_tensors import memory as memory
     from ringsim.compute_costs import FlopCosts as FlopCosts
     from ringsim.compute_costs import compute as compute
     from ringsim.exchange.loading import load as load

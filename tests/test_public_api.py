@@ -25,8 +25,9 @@ PUBLIC_NAMES = set(
     "check comm compare compare_semantics compute current_ring destroy_distributed environment "
     "errors explore "
     "get_comm_device get_pipeline_parallel_pred_group get_pipeline_parallel_succ_group "
-    "initialize_distributed load load_ipython_extension mark pipeline plot_schedules predict "
-    "scale session simulate simulate_schedule span suppress_output topologies trace traced".split()
+    "initialize_distributed load load_ipython_extension mark memory pipeline plot_schedules "
+    "predict scale session simulate simulate_schedule span suppress_output topologies trace "
+    "traced".split()
 )
 PUBLIC_MODULES = {"check", "comm", "environment", "errors", "explore", "pipeline", "topologies"}
 PIPELINE: dict[str, str] = ringsim.pipeline._CONTENTS

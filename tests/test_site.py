@@ -47,6 +47,7 @@ SHOWN = {  # by page: patterns that its cells must print
         r"median step: first 301\.058 ms",
     ],
     "docs/how-to/figures": [r"wrote figures/ring\.pdf", r"wrote figures/timeline\.pdf"],
+    "docs/how-to/fit": [r"\n0 +20 +20 +0 +115 +154\n", r"\n0 +20 +20 +40 +16 +95\n"],
     "docs/how-to/hangs": [
         r"deadlock: ranks [\d, and]+ wait for each other\.\s+rank .* at train\.py:7",
         r"wrote waits\.png",

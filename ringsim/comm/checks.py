@@ -36,9 +36,9 @@ from ringsim.comm.torch_private import (
     CHECK_NOT_SELF,
     DESCRIBE_CALL,
     WARN_OUTSIDER,
+    DispatchMode,
     Hook,
     Replacements,
-    TorchDispatchMode,
     present,
     tree_leaves,
     without_modes,
@@ -418,17 +418,12 @@ class BufferGuard:
         raise error(message)
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(DispatchMode):
     """A mode that checks every torch operation on the thread that entered it."""
 
     def __init__(self, guard: BufferGuard) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch gives its modes no types
         self._guard = guard
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Returns False, because True makes torch import its compiler, which takes a second."""
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

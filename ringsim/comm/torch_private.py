@@ -17,12 +17,24 @@ from torch.distributed import ProcessGroup, Work, c10d_logger, distributed_c10d
 from torch.distributed.distributed_c10d import Store
 
 # documented, in a private module
-from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    is_traceable_wrapper_subclass as is_traceable_wrapper_subclass,
+)
 from torch.utils._pytree import tree_leaves as tree_leaves
 
 without_modes = _disable_current_modes
 _NOTHING: AbstractContextManager[Any] = nullcontext()
+
+
+class DispatchMode(TorchDispatchMode):
+    """A mode that sees every operator, and does not make torch import its compiler."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Returns False, because True imports the compiler, which takes a second."""
+        return False
+
 
 Place = tuple[Any, str]  # an owner, and the name of its attribute
 Hook = Callable[..., Any]  # a function in such a place
@@ -145,12 +157,16 @@ def keys_below_backend_select() -> Any:
     return None if key is None or ask is None else ask(key)
 
 
+def has_dispatch_modes() -> bool:
+    """Returns whether a ``TorchDispatchMode`` is active on the calling thread."""
+    # torch has no public query for it
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
 def outside_modes() -> AbstractContextManager[Any]:
     """Returns a context manager that disables every ``TorchDispatchMode`` on this thread."""
-    # torch has no public query for it; disabling modes unconditionally costs 8 us per message
-    if torch._C._len_torch_dispatch_stack() > 0:
-        return _disable_current_modes()
-    return _NOTHING
+    # disabling modes unconditionally costs 8 us per message
+    return _disable_current_modes() if has_dispatch_modes() else _NOTHING
 
 
 def in_backward() -> bool:
@@ -162,7 +178,7 @@ def in_backward() -> bool:
 def has_modes() -> bool:
     """Returns whether a torch mode is active on the calling thread, or a default device is set."""
     # torch has no public query for it
-    return torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack() > 0
+    return has_dispatch_modes() or torch._C._len_torch_function_stack() > 0
 
 
 def has_saved_tensor_hooks() -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ringsim.comm.torch_private import has_dispatch_modes
 from ringsim.pipeline.adapters import Adapter
 from ringsim.state import get_state
 
@@ -54,6 +55,8 @@ class LayerReplay:
     ) -> Hashable:
         """Returns a key that determines the shape of the output, or None if the layer must run."""
         if not hidden.is_meta or get_state().clock is None or torch.is_autocast_enabled("cpu"):
+            return None
+        if has_dispatch_modes():  # such as that of `ringsim.memory`, which must see all tensors
             return None
         if layer not in self._kinds:
             can_replay = _is_known(adapter) and _does_nothing_else(layer)

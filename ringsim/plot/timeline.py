@@ -6,7 +6,7 @@ This module also draws the picture that a notebook shows for a trace, with ring 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -36,7 +36,18 @@ from ringsim.plot.rows import (
 from ringsim.plot.sheet import Picture
 from ringsim.traces.clocks import unalign
 from ringsim.traces.display import Images, Style
-from ringsim.traces.events import COLLECTIVE, ERROR, MARK, NONE, OP_NAMES, SEND, SPAN, read_notice
+from ringsim.traces.events import (
+    COLLECTIVE,
+    ERROR,
+    MARK,
+    NONE,
+    OP_NAMES,
+    SEND,
+    SPAN,
+    Events,
+    Ints,
+    read_notice,
+)
 from ringsim.traces.looks import LOOKS, find_meanings
 from ringsim.traces.steps import count_steps
 from ringsim.traces.units import count, span_text, time_text
@@ -130,29 +141,38 @@ def trace_images(trace: Trace, *, themed: bool = True) -> Images:
     return sheet.draw_images(pictures, trace.describe(), themed=themed)
 
 
-def timeline_picture(trace: Trace, step: int | None = None, *, with_curve: bool = False) -> Picture:
+def timeline_picture(
+    trace: Trace,
+    step: int | None = None,
+    *,
+    with_curve: bool = False,
+    draw_under: Callable[[Axes, TimeAxis], None] | None = None,
+) -> Picture:
     """Returns the timeline as a picture.
 
     For a pipeline, the picture shows one step, by default the last one. If an operation is stuck or
     has failed, and no step is given, it shows the whole run instead. ``with_curve`` adds the live
-    activations below the rows of a step.
+    activations below the rows of a step. ``draw_under`` draws panels below the rows of the whole
+    run.
     """
     trace = replace(trace, events=reopen(trace.events, trace.metadata))
     events = trace.events
     is_operation = (events.kind != SPAN) & (events.kind != MARK)
     is_stuck = (events.wait_ns != NONE) & (events.done_ns == NONE) | (events.status == ERROR)
-    if step is not None or (not (is_operation & is_stuck).any() and count_steps(events)):
+    if step is not None or not (
+        draw_under or (is_operation & is_stuck).any() or not count_steps(events)
+    ):
         return step_picture(picture_step(trace, step), with_curve=with_curve)
-    row = 0.62 + 0.22 * (events.kind == SPAN).any() + 0.14 * (events.kind == MARK).any()
+    row = 0.62 + 0.22 * (events.kind == SPAN).any() + 0.14 * _is_mark(events).any()
     return Picture(
-        lambda ax: _draw(trace, ax),
+        lambda ax: _draw(trace, ax, draw_under),
         WIDTH_INCHES,
         float(np.clip(row * trace.world_size, 1.2, 8.5)),
         strip_inches(trace.world_size),
     )
 
 
-def _draw(trace: Trace, ax: Axes) -> None:
+def _draw(trace: Trace, ax: Axes, draw_under: Callable[[Axes, TimeAxis], None] | None) -> None:
     axis, bars = fit_axis(trace), make_bars(trace)
     rows = _lay_out(trace, bars, axis, ax)
     slot_ns = max(axis.last_ns - axis.first_ns, 1) / (SLOTS if rows.ranks == 1 else MERGED_SLOTS)
@@ -194,6 +214,8 @@ def _draw(trace: Trace, ax: Axes) -> None:
     _explain(rows.ax, trace, bars)
     if trace.recorded is not None and rows.ranks == 1:
         draw_recorded(rows, trace.recorded, axis)
+    if draw_under is not None:
+        draw_under(ax, axis)
     style.dress(ax, *_message(trace, bars), notes, metadata=trace.metadata)
 
 
@@ -219,7 +241,7 @@ def _lay_out(trace: Trace, bars: Bars, axis: TimeAxis, ax: Axes) -> RankRows:
     length = max(axis.last_ns - axis.first_ns, 1) / axis.unit_ns
     lanes = divide(
         bars.depths,
-        strip=MARKS * bool((trace.events.kind == MARK).any()),
+        strip=MARKS * bool(_is_mark(trace.events).any()),
         operations=OPERATIONS * bool((bars.lane >= bars.depths).any()),
         has_ghosts=trace.recorded is not None,
         edge=COMPACT_EDGE if style.is_compact() else EDGE,
@@ -327,10 +349,16 @@ def _message(trace: Trace, bars: Bars) -> tuple[str, str]:
     return title, said
 
 
+def _is_mark(events: Events) -> Ints:
+    """Returns a mask of the marks to draw."""
+    marks: Ints = (events.kind == MARK) & ~events.counts_bytes
+    return marks
+
+
 def _draw_marks(rows: RankRows, trace: Trace, axis: TimeAxis) -> None:
     """Draws a tick for each mark, with its name if there is room before the next mark."""
     ax, events = rows.ax, trace.events
-    marks = np.flatnonzero(events.kind == MARK)
+    marks = np.flatnonzero(_is_mark(events))
     if len(marks) == 0:
         return
     marks = marks[np.lexsort((events.post_ns[marks], events.rank[marks]))]

@@ -103,6 +103,11 @@ RECORD = np.dtype(
     ]
 )
 
+# The label of a mark that counts the bytes of a rank's tensors. The shape of its payload lists the
+# bytes of each kind, and the size is their sum.
+BYTES = "bytes of tensors"
+BYTE_KINDS = ("parameters", "gradients", "optimizer", "activations")
+
 # Separates a line that calls a wrapper from the wrapper's file in a file name, such as
 # "/home/me/train.py:40 > /home/me/messages.py".
 CALLS = " > "
@@ -205,6 +210,13 @@ class Events:
         """Returns a mask of the spans whose names satisfy ``named``."""
         labels = [number for number, label in enumerate(self.tables.labels) if named(label)]
         mask: Ints = (self.kind == SPAN) & np.isin(self.label, labels)
+        return mask
+
+    @property
+    def counts_bytes(self) -> Ints:
+        """A mask of the marks that count the bytes of tensors."""
+        labels = np.array([label == BYTES for label in (*self.tables.labels, "")])
+        mask: Ints = (self.kind == MARK) & labels[self.label] & (self.payload != NONE)
         return mask
 
     def by_thread(self) -> Iterator[tuple[int, int, Ints]]:

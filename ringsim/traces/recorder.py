@@ -48,6 +48,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ringsim.traces.events import (
+    BYTES,
     ERROR,
     IN_FLIGHT,
     NONE,
@@ -431,6 +432,10 @@ class Recorder:
         See ``ringsim.traces.events.word_notice``.
         """
         self._mark(self.label(word_notice(kind, text)), group, peer, tag, payload)
+
+    def count_bytes(self, sizes: Sequence[int]) -> None:
+        """Records how many bytes the rank's tensors have now, by kind; see ``BYTE_KINDS``."""
+        self._mark(self.label(BYTES), NONE, NONE, NONE, self.payload("", sizes, sum(sizes)))
 
     def _mark(self, label: int, group: int, peer: int, tag: int, payload: int) -> None:
         slot = self._post_mark(group, peer, tag, payload, label)

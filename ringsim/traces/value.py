@@ -22,6 +22,7 @@ from ringsim.traces.clocks import RunClock, list_clocks
 from ringsim.traces.display import Bundle, Images, Style, bundle
 from ringsim.traces.events import (
     ANY_SOURCE,
+    BYTE_KINDS,
     COLUMN_DTYPES,
     KIND_NAMES,
     NONE,
@@ -476,6 +477,23 @@ class Trace:
 
         return plot_timeline(self, step=step, align=align, ax=ax, **look)
 
+    def plot_memory(self, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
+        """Draws the timeline of the run, and below it the bytes of tensors on up to four ranks.
+
+        Args:
+            ax: the axes to draw on; by default, those of a new figure.
+            **look: the style of the new figure, such as its size and theme; see `Style`.
+
+        Returns:
+            The axes of the timeline.
+
+        Raises:
+            ArgumentError: the ranks did not count bytes with `ringsim.memory`.
+        """
+        from ringsim.plot.tensor_bytes import plot_memory
+
+        return plot_memory(self, ax=ax, **look)
+
     def plot_bandwidth(
         self, *, curve: Bandwidths | None = None, ax: Axes | None = None, **look: Unpack[Style]
     ) -> Axes:
@@ -543,6 +561,27 @@ class Trace:
             ArgumentError: the trace has no such step.
         """
         return measure_peaks(find_step(self, step))
+
+    def memory(self) -> pd.DataFrame:
+        """Returns the bytes of each rank's tensors at many times, as `ringsim.memory` counted them.
+
+        Returns:
+            A table with one row per count, and the columns ``rank``, ``time_ns``, ``parameters``,
+            ``gradients``, ``optimizer``, ``activations`` and ``total``. The table is empty if the
+            program did not count.
+
+        Example:
+            >>> from ringsim.traces.events import make_events
+            >>> len(Trace(make_events({"rank": [], "op": []}), {}).memory())
+            0
+        """
+        import pandas as pd
+
+        counts = self.events.select(self.events.counts_bytes)
+        payloads = [self.events.tables.payloads[number] for number in counts.payload.tolist()]
+        kinds = pd.DataFrame([each.shape for each in payloads], columns=BYTE_KINDS)
+        table = pd.DataFrame({"rank": counts.rank, "time_ns": counts.post_ns, **kinds})
+        return table.assign(total=counts.size_bytes)
 
     def explain(self) -> Diagnosis:
         """Explains why the run failed or was slow.
