@@ -341,11 +341,14 @@ def _close(ranks: RealRanks | SimulatedRanks, pid: int) -> None:
 
 
 def _end_idle(end: Callable[[], Any], world_size: int, idle_s: float) -> None:
-    end()
-    if sys.stderr is not None:  # it was closed when Python started
-        sys.stderr.write(
-            f"ringsim: the session of {world_size} ranks ended after {idle_s:g} s without a call.\n"
-        )
+    try:
+        if sys.stderr is not None:  # it was closed when Python started
+            sys.stderr.write(
+                f"ringsim: the session of {world_size} ranks ended after {idle_s:g} s without a "
+                "call.\n"
+            )
+    finally:
+        end()
 
 
 class RankView:
