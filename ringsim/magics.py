@@ -2,8 +2,7 @@
 
 With ``--keep``, the ranks stay for the next cells, see ``_Kept``.
 
-The ranks import this module for ``run_on_rank``. They need neither IPython nor the launcher, so the
-module imports both only on use.
+The modules of IPython and of the launcher are imported only on use.
 """
 
 from __future__ import annotations
@@ -14,15 +13,14 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Set
+from contextlib import suppress
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringsim
 from ringsim.errors import ArgumentError, check_limit
-from ringsim.launch.namespace import run_source
-from ringsim.ring.packing import dumps
+from ringsim.launch.namespace import find_size, run_source
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -126,13 +124,17 @@ def _run_cell(kept: _Kept, line: str, cell: str) -> ringsim.Trace:
     names = (_find_names(code, _LOOKUPS) - _NOT_SENT - {options.out}) & variables.keys()
     sent = {name: variables[name] for name in names}
     how: dict[str, Any] = {"limit_s": options.limit, "live": options.live}
-    with _naming_the_unsendable(sent):
+    try:
         if session is None:
-            job = pack_call(run_on_rank, (source, filename), sent, seed=0)
+            space = {"__name__": "__main__", **sent}
+            job = pack_call(run_source, (source, filename, space), {}, seed=0)
             trace = run(job, kind, RunOptions(show_hidden=True, **how))
         else:
             kept.drop_old(sent, _find_names(code, _STORES))
             trace = session.run_cell(source, filename, sent, ranks=options.only, **how)
+    except ArgumentError:
+        _refuse_unsendable(sent)
+        raise
     variables[options.out] = trace
     return trace
 
@@ -275,26 +277,15 @@ def _compile(source: str, filename: str) -> CodeType:
         ) from None
 
 
-@contextmanager
-def _naming_the_unsendable(variables: Mapping[str, Any]) -> Iterator[None]:
-    """Names the variable, if one cannot be sent to the ranks.
-
-    Raises:
-        ArgumentError: a variable cannot be sent to the ranks.
-    """
-    try:
-        yield
-    except ArgumentError:
-        for name, value in variables.items():
-            try:
-                dumps(value)
-            except Exception:  # pickling runs code of the value's class, which may raise anything
-                kind = f"{type(value).__module__}.{type(value).__qualname__}"
-                raise ArgumentError(
-                    f"the variable {name!r} cannot be sent to the ranks, because a {kind} cannot "
-                    "be pickled. Create it inside the cell."
-                ) from None
-        raise
+def _refuse_unsendable(variables: Mapping[str, Any]) -> None:
+    """Raises ArgumentError if a variable cannot be sent to the ranks."""
+    for name, value in variables.items():
+        if find_size(value) is None:
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise ArgumentError(
+                f"the variable {name!r} cannot be sent to the ranks, because a {kind} cannot be "
+                "pickled. Create it inside the cell."
+            ) from None
 
 
 def _find_names(code: CodeType, instructions: Set[str]) -> set[str]:
@@ -313,32 +304,3 @@ def _find_names(code: CodeType, instructions: Set[str]) -> set[str]:
             # there, this one assigns attributes of classes
             names |= _find_names(constant, instructions - {"STORE_NAME"})
     return names
-
-
-def run_on_rank(source: str, filename: str, /, **variables: Any) -> Any:
-    """Runs a cell's code on this rank and returns the value of the last line.
-
-    The cell can use ``ringsim``, and also ``ring``, which is this rank's place in its ring.
-
-    Args:
-        source: the text of the cell.
-        filename: the file name for tracebacks.
-        variables: the notebook's variables that the cell uses.
-
-    Returns:
-        The value of the last statement, or the value's repr if it cannot be pickled; None if the
-        last statement is not an expression.
-
-    Example:
-        >>> def worker():
-        ...     return run_on_rank("double = 2 * number; double + ring.rank", "<cell>", number=4)
-        >>> ringsim.trace(worker, world_size=2).results
-        [8, 9]
-    """
-    space = {
-        "__name__": "__main__",
-        "ring": ringsim.current_ring(),
-        "ringsim": ringsim,
-        **variables,
-    }
-    return run_source(source, filename, space)

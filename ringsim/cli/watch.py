@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import tempfile
 import time
 from collections import defaultdict
@@ -84,6 +85,8 @@ def _watch(directory: Path, found: list[PartReader], follow: Follower) -> Trace:
     The run does not notice, and may remove its records as soon as it has ended. This process can
     still read them, because it keeps them open.
     """
+    (_, most) = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two files are open for each rank
     with ExitStack() as stack:
         links = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringsim-watch-")))
         progress = Progress(found[0].meta["world_size"], live=True)

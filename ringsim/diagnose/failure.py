@@ -509,10 +509,13 @@ def describe_end(report: Report) -> dict[str, Any]:
     }
 
 
-def note_failed_threads(recorder: Recorder) -> Callable[[], None]:
+def note_failed_threads(
+    recorder: Recorder, tell: Callable[[], object] = lambda: None
+) -> Callable[[], None]:
     """Starts recording errors that end threads, because other ranks may wait for these threads.
 
-    Returns a function that stops the recording.
+    If an uncaught verdict ends a thread, it calls ``tell``. Returns a function that stops the
+    recording.
     """
     hand_on = threading.excepthook
 
@@ -525,6 +528,8 @@ def note_failed_threads(recorder: Recorder) -> Callable[[], None]:
         if report is not None and report.echo == OWN:
             with contextlib.suppress(ValueError):  # the recording is just ending
                 recorder.notice(THREAD_FAILED, describe_end(report)["about"])
+        if getattr(end.exc_value, "imposed", False):
+            tell()
         hand_on(end)
 
     def stop() -> None:

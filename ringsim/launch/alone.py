@@ -9,41 +9,36 @@ any time::
     function and arguments, pickled -------->  calls the function
     shows its output as it arrives  <--------  prints
     asks the user                   <------->  stops at a breakpoint
-    result, unpickled               <--------  returns; waits to be ended
+    result, unpickled               <--------  returns; waits for the next call, or to be ended
     on Ctrl-C: "interrupt"          -------->  hands over its partial result
 """
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import time
-from multiprocessing.connection import wait
+from dataclasses import replace
 from typing import Any
 
 from ringsim.diagnose.failure import describe_death, indent, interrupted_once
-from ringsim.errors import Interrupted, RankFailed, RingError, RunTimeout
-from ringsim.launch.debugging import answer
+from ringsim.errors import RankFailed, RunTimeout
 from ringsim.launch.job import ALONE, INTERRUPT, RankKind, pack_caller, start_environment
-from ringsim.launch.output import RankOutput
-from ringsim.launch.ranks import get_launcher
+from ringsim.launch.ranks import RankSet, get_launcher
 from ringsim.launch.results import read_result
+from ringsim.launch.run import Run, RunOptions
+from ringsim.traces.cells import name_cells
 
-_POLL_S = 0.05
 _HAND_OVER_S = 2.0  # for the partial result of an interrupted process
 
 
-def run_alone(
-    function: str, *args: Any, limit_s: float | None = None, doing: str = "the run"
-) -> Any:
+def run_alone(function: str, *args: Any, limit_s: float | None = None) -> Any:
     """Calls a function in its own process.
 
     Args:
         function: the function as "module:name", so that the caller need not import it; called
-            with the ``Process`` and ``args``.
+            with the ``Process``, ``args``, and the names of notebook cells, by file.
         args: further arguments, which are pickled.
         limit_s: the time limit for the call, in seconds.
-        doing: the name of the run, for errors.
 
     Returns:
         A copy of the result.
@@ -53,110 +48,72 @@ def run_alone(
         RunTimeout: the limit was exceeded; the error's ``trace`` is the partial result.
         RankFailed: the process died.
     """
-    process = Alone(doing)
+    process = start_alone()
     with interrupted_once():
         try:
-            return process.call((pack_caller(), function, args), limit_s)
+            cells = name_cells(pack_caller().lines)
+            return Alone(process, function, (*args, cells), limit_s).finish()
         finally:
             process.close()
 
 
-class Alone:
-    """The caller's side of a process, which is used for one call or for those of a session.
+def start_alone() -> RankSet:
+    """Starts a process that calls functions, one after the other."""
+    kind = RankKind(1, ALONE, 1.0, ring=False, environment=start_environment())
+    return get_launcher().get(kind)
 
-    Args:
-        doing: the name of a call, for errors.
 
-    Attributes:
-        close: ends the process.
-    """
+class Alone(Run):
+    """A call, as a run of one rank, whose "trace" is the result."""
 
-    def __init__(self, doing: str) -> None:
-        kind = RankKind(1, ALONE, 1.0, ring=False, environment=start_environment())
-        self._ranks, self._doing = get_launcher().get(kind), doing
-        self._channel, self._config = self._ranks.channels[0], self._ranks.config
-        self._output = RankOutput(self._config, show=True, show_hidden=False, tag="")
-        self.close = self._ranks.close
+    what = "simulation"
 
-    def send(self, message: Any) -> None:
-        """Sends a message to the process."""
-        with contextlib.suppress(OSError):  # it has died, as reading its channel will show
-            self._channel.send_bytes(pickle.dumps(message))
+    def __init__(self, process: RankSet, function: str, args: Any, limit_s: float | None) -> None:
+        job = replace(pack_caller(), call=pickle.dumps((function, args)))
+        process.config.file("out").write_text("")  # without the output of the last call
+        super().__init__(process, job, RunOptions(limit_s=limit_s, poll_s=None))
 
-    def call(self, message: Any, limit_s: float | None) -> Any:
-        """Sends a call, and returns its result."""
-        self._start_s = time.monotonic()
-        self.send(message)
-        try:
-            value = self._hear(limit_s)
-        except KeyboardInterrupt:
-            interrupted = f"{self._doing} was interrupted after {self._elapsed_s:.1f} s."
-            raise self._explained(Interrupted(interrupted)) from None
-        if value is None:
+    def dismiss(self) -> None:
+        """Does nothing, because the process waits for the next call."""
+
+    def _follow(self, now: float) -> bool:
+        self.follow_outputs()
+        return True
+
+    def _keep_report(self, one: Any, report: Any) -> None:
+        one.report = report  # of a death, or an error that the function has raised
+
+    def _find_error(self) -> Any:
+        (one,) = self.ranks
+        report: Any = one.report
+        if report is None and one.result is None:
             late = (
-                f"{self._doing} did not end within limit_s={limit_s:g} s. Raise limit_s, or look "
-                "at error.trace to see where the ranks were."
+                f"the simulation did not end within limit_s={self.options.limit_s:g} s. Raise "
+                "limit_s, or look at error.trace to see where the ranks were."
             )
-            raise self._explained(RunTimeout(late))
-        return read_result(self._config.file("result"), value)
-
-    @property
-    def _elapsed_s(self) -> float:
-        return time.monotonic() - self._start_s
-
-    def _hear(self, limit_s: float | None) -> Any:
-        """Shows output until the result arrives; returns its location, or None after the limit."""
-        while limit_s is None or self._elapsed_s < limit_s:
-            ready = wait([self._channel], timeout=_POLL_S)
-            self._output.follow()
-            if ready:
-                message = self._read()
-                if message is not None:
-                    self._output.follow(last=True)
-                    return message
-        return None
-
-    def _read(self) -> Any:
-        """Reads one message; returns the location of the result if the message contains it.
-
-        Raises:
-            BaseException: the function raised an error, or the process died.
-        """
-        try:
-            what, value = self._channel.recv()
-        except (EOFError, OSError):
-            raise self._describe_death() from None
-        if what == "asks":
-            asked_s = time.monotonic()
-            self.send(answer(value))
-            self._start_s += time.monotonic() - asked_s  # the limit does not include this time
-        if what == "failed":
-            self._output.follow(last=True)
-            raise value
-        return value if what == "result" else None
-
-    def _describe_death(self) -> RingError:
-        report = self._ranks.report_death(0, self._output)
-        errors = self._ranks.startup_errors.strip()
-        if report.exit_code is None and errors:
-            return RingError(f"the process for {self._doing} did not start:\n{errors}")
+            return self._explained(RunTimeout(late))
+        self.follow_outputs(last=True)
+        if report is None or isinstance(report, BaseException):
+            return report
         where = f" ({report.where})" if report.where else ""
         lines = f"\n{indent(report.traceback)}" if report.traceback else ""
-        return RankFailed(f"{self._doing} ended early: {describe_death(report)}{where}{lines}")
+        text = f"the simulation ended early: {describe_death(report)}{where}{lines}"
+        # otherwise, the output is that of another process
+        return (report.exit_code is None and self._startup_error()) or RankFailed(text)
 
     def _explained(self, error: Any) -> Any:
         """Adds the partial result of the process to an error, if it arrives in time."""
-        self.send(INTERRUPT)
+        (one,) = self.ranks
+        one.tell(INTERRUPT)
         deadline = time.monotonic() + _HAND_OVER_S
-        while time.monotonic() < deadline:
-            if wait([self._channel], timeout=_POLL_S):
-                try:
-                    what, value = self._channel.recv()
-                except (EOFError, OSError):
-                    break
-                if what in ("handed over", "result"):
-                    found = read_result(self._config.file("result"), value)
-                    error.trace, error.diagnosis = found.trace, found.diagnosis
-                    break
-        self._output.follow(last=True)
+        while not one.is_over and (left_s := deadline - time.monotonic()) > 0:
+            self._hear(left_s)
+        if one.result is not None:
+            found = self._make_trace(complete=False)
+            error.trace, error.diagnosis = found.trace, found.diagnosis
+        self.follow_outputs(last=True)
         return error
+
+    def _make_trace(self, *, complete: bool) -> Any:
+        (one,) = self.ranks
+        return read_result(self.rank_set.config.file("result"), one.result or [])

@@ -8,30 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import shutil
 import signal
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ringsim.errors import name_ranks
-from ringsim.launch.alone import Alone
-from ringsim.launch.job import Job, RankKind, pack_caller
+from ringsim.launch.alone import Alone, start_alone
+from ringsim.launch.job import Job, RankKind
 from ringsim.launch.protocol import STOP
 from ringsim.launch.ranks import get_launcher
 from ringsim.launch.run import Run, RunOptions
+from ringsim.traces.cells import name_cells
 from ringsim.traces.value import Trace
 
 _READY_S = 30.0  # for ranks to get ready for the next call
 _STOP_S = 0.5  # for a rank to stop its program
 
 
-Steps = dict[int, tuple[int, int]]
-
-
-def list_lost(steps: Steps, world_size: int) -> str:
+def list_lost(steps: Mapping[int, tuple[int, int]], world_size: int) -> str:
     """Returns the parts of the ranks' state that a failed call has lost, in words.
 
     Args:
@@ -54,6 +51,7 @@ class RealRanks:
 
     Attributes:
         close: ends them.
+        steps: what ``list_lost`` needs to know about the last call.
     """
 
     def __init__(self, kind: RankKind) -> None:
@@ -61,14 +59,8 @@ class RealRanks:
         self.close = self._rank_set.close
         self._epoch = 0  # how often the groups were made again
 
-    def run(self, job: Job, options: RunOptions, steps: Steps) -> Trace:
-        """Runs a call, and returns its trace. If it fails, gets ready for the next one.
-
-        Args:
-            job: the call.
-            options: its options.
-            steps: empty; gets the numbers that ``list_lost`` needs.
-        """
+    def run(self, job: Job, options: RunOptions) -> Trace:
+        """Runs a call, and returns its trace. If it fails, gets ready for the next one."""
         if dead := self._rank_set.find_dead():
             self._renew(dead)
             warnings.warn(
@@ -88,9 +80,9 @@ class RealRanks:
             run.stop_ranks()
             raise
         finally:
-            steps.update({one.rank: one.left[1] for one in run.ranks if one.left})
+            self.steps = {one.rank: one.left[1] for one in run.ranks if one.left}
             if not has_groups:
-                self._renew(range(run.size) - steps.keys())
+                self._renew(range(run.size) - self.steps.keys())
             shutil.rmtree(directory, ignore_errors=True)
 
     def _renew(self, dead: Collection[int]) -> None:
@@ -128,28 +120,24 @@ class SimulatedRanks:
     """
 
     def __init__(self, *settings: Any) -> None:
-        self._settings = settings
-        self._start()
-
-    def _start(self) -> None:
-        self._process = Alone("the simulation")
-        self._process.send((pack_caller(), "ringsim.simulator.kept:serve", self._settings))
+        self._settings, self._process = settings, start_alone()
 
     def close(self) -> None:
         """Ends the process."""
         self._process.close()
 
-    def run(self, job: Job, options: RunOptions, steps: Steps) -> Trace:
+    def run(self, job: Job, options: RunOptions) -> Trace:
         """See ``RealRanks``."""
+        self.steps: dict[int, tuple[int, int]] = {}
+        call = *self._settings, job, name_cells(job.lines), options.show_hidden
         try:
-            outcome = self._process.call((job, options.show_hidden), options.limit_s)
-            steps.update(outcome.more or {})
+            outcome: Any = Alone(
+                self._process, "ringsim.simulator.kept:serve", call, options.limit_s
+            ).finish()
+            self.steps = outcome.more
         finally:
-            if not steps:  # the process runs on in the call, or is dead
+            if not self.steps:  # the process runs on in the call, or is dead
                 self.close()
-                self._start()
-        trace: Trace = outcome.trace
-        trace.results[:] = map(pickle.loads, trace.results)
-        if outcome.error is not None:
-            raise outcome.error
+                self._process = start_alone()
+        trace: Trace = outcome.end()
         return trace

@@ -110,15 +110,15 @@ class _Unpickler(pickle.Unpickler):
         return find_space()
 
 
-def run_cell(source: str, filename: str) -> Any:
-    """Runs a cell's code in this rank's namespace; see ``run_source``."""
-    space = find_space()
-    space |= {"ring": get_state().ring, "ringsim": sys.modules["ringsim"]}
-    return run_source(source, filename, space)
+def run_source(source: str, filename: str, space: dict[str, Any] | None = None) -> Any:
+    """Runs a cell's code, and returns the value of the last line.
 
+    The cell can use ``ringsim``, and also ``ring``, which is this rank's place in its ring.
 
-def run_source(source: str, filename: str, space: dict[str, Any]) -> Any:
-    """Runs a cell's code with the given variables, and returns the value of the last line.
+    Args:
+        source: the text of the cell.
+        filename: the file name for tracebacks.
+        space: the variables, or None for this rank's namespace.
 
     Returns:
         The value of the last statement, or the value's repr if it cannot be pickled; None if the
@@ -128,6 +128,8 @@ def run_source(source: str, filename: str, space: dict[str, Any]) -> Any:
         >>> run_source("double = 2 * number; double + 1", "<cell>", {"number": 4})
         9
     """
+    space = find_space() if space is None else space
+    space |= {"ring": get_state().ring, "ringsim": sys.modules["ringsim"]}
     tree = ast.parse(source, filename)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     # the user asked to run this cell
@@ -135,11 +137,15 @@ def run_source(source: str, filename: str, space: dict[str, Any]) -> Any:
     if not isinstance(last, ast.Expr):
         return None
     value = eval(compile(ast.Expression(last.value), filename, "eval"), space)
+    return repr(value) if find_size(value) is None else value
+
+
+def find_size(value: Any) -> int | None:
+    """Returns the size of a packed value in bytes, or None if it cannot be packed."""
     try:
-        dumps(value)
-    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError):
-        return repr(value)
-    return value
+        return len(dumps(value))
+    except Exception:  # pickling runs code of the value's class
+        return None
 
 
 # -- the calls that look at variables
@@ -181,10 +187,7 @@ def look(name: str, most_bytes: float = 1e6) -> list[Any]:
     if name not in space:
         return []
     value = space[name]
-    try:
-        size_bytes = len(dumps(value))
-    except Exception:  # pickling runs code of the value's class
-        size_bytes = None
+    size_bytes = find_size(value)
     if size_bytes is None or size_bytes > most_bytes:
         return [Reference(type(value).__qualname__, size_bytes, getattr(value, "shape", None))]
     return [value]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from ringsim.launch.job import RankConfig
+from ringsim.launch.job import ALONE, RankConfig
 
 
 class RankOutput:
     """The output of one rank, read from its file.
 
-    With ``show``, its lines are printed as they arrive, each with the prefix ``tag``, by default
-    the rank. With ``show_hidden``, lines hidden by print suppression are also printed. Before lines
-    are printed, ``make_room`` is called.
+    With ``show``, its lines are printed as they arrive, each with its rank, unless the process runs
+    a function alone. With ``show_hidden``, lines hidden by print suppression are also printed.
+    Before lines are printed, ``make_room`` is called.
     """
 
     def __init__(
@@ -22,10 +22,9 @@ class RankOutput:
         *,
         show: bool,
         show_hidden: bool,
-        tag: str | None = None,
         make_room: Callable[[], None] = lambda: None,
     ) -> None:
-        self._tag = f"[rank {config.rank}] " if tag is None else tag
+        self._tag = "" if config.comm_device == ALONE else f"[rank {config.rank}] "
         self._file = config.file("out")
         self._mark = config.mark
         self._show = show

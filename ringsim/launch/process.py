@@ -1,15 +1,16 @@
-"""The process in which ``ringsim.launch.alone`` runs a function."""
+"""A process that works for a caller: a rank, or one in which ``Alone`` runs functions."""
 
 from __future__ import annotations
 
 import os
 import pickle
 import pkgutil
+import queue
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
@@ -17,6 +18,7 @@ from ringsim.launch.job import INTERRUPT, Job, RankConfig
 from ringsim.launch.results import write_result
 
 _EXPECTED = "ringsim.simulator.simulation:simulate_here"  # most calls are of this function
+_ASK_S = 0.01
 
 
 def preload() -> None:
@@ -24,25 +26,38 @@ def preload() -> None:
     pkgutil.resolve_name(_EXPECTED)
 
 
-def park() -> NoReturn:
-    """Blocks the calling thread until the caller ends the process."""
-    while True:
-        time.sleep(3600)
+class Caller:
+    """The caller of this process. When it is gone, the process ends.
 
-
-class Process:
-    """The process of a call, as seen by the called function.
+    Args:
+        channel: the channel to the caller.
+        config: the configuration of this process.
 
     Attributes:
-        hand_over: a function that returns the partial result, called if the caller interrupts.
+        inbox: the caller's messages, unless ``hear`` handles them.
     """
 
     def __init__(self, channel: Connection, config: RankConfig) -> None:
-        self.hand_over: Callable[[], Any] | None = None
-        self._channel, self._file = channel, config.file("result")
-        self._heard, self._received = Pipe(duplex=False)  # the caller's messages
-        self._lock = threading.RLock()
-        self._finished = False
+        self._channel, self._config = channel, config
+        self._lock, self._asking = threading.RLock(), threading.Lock()
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def listen(self) -> None:
+        """Starts the thread that reads the channel, because the main thread may be blocked."""
+        threading.Thread(target=self._listen, name="ringsim-channel", daemon=True).start()
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self.hear(self._channel.recv())
+        except (EOFError, OSError):
+            if not self._config.keep:
+                shutil.rmtree(self._config.directory, ignore_errors=True)
+            os._exit(1)
+
+    def hear(self, message: Any) -> None:
+        """Handles a message of the caller."""
+        self.inbox.put(message)
 
     def say(self, what: str, value: Any) -> None:
         """Sends a message to the caller, from any thread."""
@@ -51,16 +66,32 @@ class Process:
 
     def ask(self, text: str) -> str:
         """Shows a text to the user, and returns the line that the user types."""
-        self.say("asks", text)
-        return str(self.hear())
+        with self._asking:
+            self.say("asks", text)
+            while self.inbox.empty():  # a simulated rank that waited for a lock would seem stuck
+                time.sleep(_ASK_S)
+            return str(self.inbox.get())
 
-    def hear(self) -> Any:
-        """Waits for a message of the caller: a line that the user types, or a further call."""
-        message = self._heard.recv()
+
+class Process(Caller):
+    """The caller of ``Alone``, as seen by the called function.
+
+    Attributes:
+        hand_over: a function that returns the partial result, called if the caller interrupts.
+        kept: an object that a function keeps for the next call, or None.
+    """
+
+    hand_over: Callable[[], Any] | None = None
+    kept: Any = None
+    _finished = False
+
+    def take(self) -> Job:
+        """Waits for a call."""
+        job: Job = pickle.loads(self.inbox.get())
         self._finished = False
-        return message
+        return job
 
-    def finish(self, value: Any, what: str = "result") -> None:
+    def finish(self, value: Any) -> None:
         """Sends the result, from any thread; only the first result of a call counts."""
         with self._lock:
             if self._finished:
@@ -68,25 +99,20 @@ class Process:
             self._finished = True
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
-            self.say(what, write_result(value, self._file))
+            self.say("result", write_result(value, self._config.file("result")))
 
-    def listen(self) -> None:
-        """Answers the caller; ends the process when the caller is gone."""
-        try:
-            while True:
-                message = pickle.loads(self._channel.recv_bytes())
-                if message != INTERRUPT:
-                    self._received.send(message)
-                elif self.hand_over is not None:
-                    self.finish(self.hand_over(), "handed over")
-        except (EOFError, OSError):
-            os._exit(1)
+    def hear(self, message: Any) -> None:
+        """See ``Caller``."""
+        if message != INTERRUPT:
+            self.inbox.put(message)
+        elif self.hand_over is not None:
+            self.finish(self.hand_over())
 
 
 def become(
     channel: Connection, config: RankConfig, enter: Callable[[Job, dict[str, str]], None]
 ) -> NoReturn:
-    """Runs the function of ``run_alone`` in this process; does not return.
+    """Runs the functions of ``Alone`` in this process, one after the other; does not return.
 
     Args:
         channel: the channel to the caller.
@@ -94,11 +120,18 @@ def become(
         enter: a function that sets up the process like the caller's, with additional variables.
     """
     process = Process(channel, config)
-    try:
-        job, function, args = pickle.loads(channel.recv_bytes())
-        enter(job, {})
-        threading.Thread(target=process.listen, name="ringsim-channel", daemon=True).start()
-        process.finish(pkgutil.resolve_name(function)(process, *args))
-    except BaseException as error:  # the caller must receive any error
-        process.say("failed", error)
-    park()
+    process.listen()
+    has_entered = False
+    while True:
+        job = process.take()
+        try:
+            if not has_entered:
+                enter(job, {})
+                has_entered = True
+            process.say("ready", os.getpid())
+            process.say("loaded", 1)
+            process.inbox.get()  # "go"
+            function, args = pickle.loads(job.call or b"")
+            process.finish(pkgutil.resolve_name(function)(process, *args))
+        except BaseException as error:  # the caller must receive any error
+            process.say("failed", error)

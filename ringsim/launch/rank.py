@@ -25,10 +25,8 @@ import functools
 import io
 import os
 import pickle
-import queue
 import random
 import runpy
-import shutil
 import signal
 import socket
 import sys
@@ -112,31 +110,21 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
     os._exit(int(not has_returned))  # an interpreter with torch takes 0.2 s to finalize
 
 
-class _Calls:
-    """Runs this rank's calls: one, or those of a session, one after the other.
-
-    Args:
-        channel: the channel to the launcher.
-        config: the configuration of the rank.
-
-    Attributes:
-        inbox: the launcher's messages.
-    """
+class _Calls(process.Caller):
+    """Runs this rank's calls: one, or those of a session, one after the other."""
 
     def __init__(self, channel: Connection, config: RankConfig) -> None:
-        self._channel, self._config = channel, config
-        self._say = _make_say(channel)
+        super().__init__(channel, config)
         self._woken = threading.Event()  # the connections have been shut, for a verdict
-        self.inbox = _watch(channel, config, self._say, self._woken)
-        _tell_of_threads(self._say)
+        self.listen()
         self._namespace = Namespace() if config.stays else None
         self._epoch = 0  # of the groups
         self._port = 0  # of the rendezvous, once the rank has joined the others
-        self._kept: list[Any] = []  # objects that must stay alive
+        self._door: socket.socket | None = None  # for groups that the program creates again
+        self._kept: Any = None  # must stay alive
         self._has_entered = self._is_interruptible = False
         # groups with operations that earlier calls have left in flight
         self._open_groups: set[str] = set()
-        self._asking = threading.Lock()  # several threads may stop at breakpoints
         self._steps: Counter[str] = Counter()  # of optimizers in this call, begun and done
 
     def serve(self) -> NoReturn:
@@ -159,7 +147,7 @@ class _Calls:
                 _flush_output()
                 name_process("ringsim-idle")
                 steps = self._steps["begun"], self._steps["done"]
-                self._say((IDLE, (dist.is_initialized(), steps)))
+                self.say(IDLE, (dist.is_initialized(), steps))
         os._exit(0)
 
     def _leave(self) -> None:
@@ -168,7 +156,7 @@ class _Calls:
         restore_output()
         change_state(ring=None)
         end_groups()
-        self._port, self._kept, self._open_groups = 0, [], set()
+        self._port, self._kept, self._open_groups = 0, None, set()
 
     def _interrupt(self, number: int, frame: Any) -> None:
         """Raises KeyboardInterrupt in the program, but not in ringsim's own work."""
@@ -177,13 +165,7 @@ class _Calls:
 
     def _stop(self) -> None:
         """Stops at a breakpoint of the program."""
-        RankDebugger(self._ask, lambda: f"rank {self._config.rank}").set_trace(sys._getframe(1))
-
-    def _ask(self, text: str) -> str:
-        """Shows a text to the user, and returns the line that the user types."""
-        with self._asking:
-            self._say(("asks", text))
-            return str(self.inbox.get())
+        RankDebugger(self.ask, lambda: f"rank {self._config.rank}").set_trace(sys._getframe(1))
 
     def run(self, config: RankConfig, job: Job | None = None) -> bool:
         """Runs one call, whose files ``config`` names; returns whether its function has returned.
@@ -193,7 +175,7 @@ class _Calls:
         try:
             self._join()
             recorder = _start_recording(config)
-            stop = note_failed_threads(recorder)
+            stop = note_failed_threads(recorder, lambda: self.say("woken", False))
             try:
                 result = self._run(recorder, config, job)
             finally:
@@ -201,43 +183,30 @@ class _Calls:
                 self._open_groups |= recorder.list_open_groups()
                 recorder.close()
                 stop()
-            self._say(("result", _write_result(result, config)))
+            self.say("result", _write_result(result, config))
         except BaseException as error:  # the launcher must receive any error
             if get_state().debug:
-                self._say((VARIABLES, describe_error(error)))
-            self._say(("failed", report_exception(config.rank, error)))
+                self.say(VARIABLES, describe_error(error))
+            self.say("failed", report_exception(config.rank, error))
             return False
         return True
 
     def _join(self) -> None:
         """Joins the other ranks, unless this rank has."""
         if not self._port:
-            self._port, door, store = _join(self._config)
-            self._kept = [door, store]
-            if self._has_entered:
-                os.environ["MASTER_PORT"] = str(self._port)
-                self._open_door()
-
-    def _open_door(self) -> None:
-        """Hosts a store for groups that the program creates again.
-
-        It does so in the background, because a name server may be slow.
-        """
-        door, store = self._kept
-        if door is not None:
-            call = functools.partial(bootstrap.host, door, self._config.timeout_s)
-            self._kept = [bootstrap.BackgroundCall(call), store]
+            self._port, self._door, self._kept = _join(self._config)
+            os.environ["MASTER_PORT"] = str(self._port)
 
     def _run(self, recorder: Recorder, config: RankConfig, job: Job | None) -> Any:
         """Runs one call, recorded, and returns its result."""
         recorder.is_settled = lambda group: bool(self._namespace) and group not in self._open_groups
-        recorder.on_failure = functools.partial(_raise_verdict, recorder, self._woken, self._say)
-        self._say(("ready", os.getpid()))
+        recorder.on_failure = functools.partial(self._raise_verdict, recorder)
+        self.say("ready", os.getpid())
         job = job or pickle.loads(self.inbox.get())
         self._take(job, config, recorder)
         function = load_job(job, config.rank, self._namespace)
         recorder.hooks.on_imports()
-        self._say(("loaded", torch.get_num_threads()))
+        self.say("loaded", torch.get_num_threads())
         if self.inbox.get() != "go":
             raise KeyboardInterrupt
         self._is_interruptible = True
@@ -261,10 +230,10 @@ class _Calls:
             self._has_entered = True
             _enter(job, _launcher_variables(config, self._port))
             _start_computing(job, config)
-            worlds.enter_rank(
-                Path(self._config.directory), functools.partial(_end, config, self._say)
-            )
-            self._open_door()
+            worlds.enter_rank(Path(self._config.directory), self._end)
+        if self._door is not None:  # in the background, because a name server may be slow
+            host = functools.partial(bootstrap.host, self._door, self._config.timeout_s)
+            self._kept, self._door = bootstrap.BackgroundCall(host), None
         if job.debug:
             sys.breakpointhook = self._stop
             change_state(debug=True)
@@ -281,6 +250,52 @@ class _Calls:
             )
             change_state(slowdown=slowdown, jitter=jitter)
 
+    # -- messages
+
+    def hear(self, message: Any) -> None:
+        """Handles a message of the launcher or of its watcher."""
+        main, recorder = threading.main_thread().ident or 0, get_state().recorder
+        if message == WHERE and get_state().debug:
+            self.say(VARIABLES, describe_stack(current_frames()[main]))
+        if message == WHERE and recorder is not None:  # the rank is about to be ended
+            with contextlib.suppress(ValueError):  # the recording is just ending
+                recorder.complete_times()
+        if message in (ASK, WHERE):
+            self.say(message, answer(message))
+        elif message == WAKE:
+            if self._config.backend is None:  # an MPI wait looks for a verdict by itself
+                shut_connections(_read_port(self._config), self._channel.fileno())
+            self._woken.set()
+        elif message == STOP:
+            self.inbox.put(message)
+            _silence_cpp()
+            shut_connections(None, self._channel.fileno())
+            signal.pthread_kill(main, signal.SIGINT)
+        elif message[0] == OVER:
+            self._woken.clear()
+            with contextlib.suppress(ValueError):  # the recording is just ending
+                if recorder is not None:
+                    recorder.complete_as_failed(message[1])
+        else:
+            self.inbox.put(message)
+
+    def _raise_verdict(self, recorder: Recorder) -> None:
+        """Raises the verdict on this rank, if there is one, after a wait has failed.
+
+        The launcher is notified.
+        """
+        verdict = read_verdict(recorder.directory)
+        if verdict is not None and recorder.rank in verdict.ranks:
+            if recorder.rank in verdict.waiting:
+                self._woken.wait(WAKE_S)  # otherwise, new connections would also be shut
+            self.say("woken", True)
+            raise verdict.error
+
+    def _end(self, error: Exception) -> NoReturn:
+        """Ends the rank and its child processes, whatever its main thread does."""
+        self.say("failed", report_exception(self._config.rank, error))
+        os._exit(1)
+
 
 def _forget_breakpoints() -> None:
     sys.breakpointhook = sys.__breakpointhook__
@@ -290,12 +305,6 @@ def _flush_output() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # the worker may have closed or replaced it
             stream.flush()
-
-
-def _end(config: RankConfig, say: Callable[[Any], None], error: Exception) -> NoReturn:
-    """Ends the rank and its child processes, whatever its main thread does."""
-    say(("failed", report_exception(config.rank, error)))
-    os._exit(1)
 
 
 def warm_up() -> None:
@@ -351,65 +360,6 @@ def _line_writer(fd: int) -> TextIO:
         errors="backslashreplace",
         line_buffering=True,
     )
-
-
-def _make_say(channel: Connection) -> Callable[[Any], None]:
-    """Returns a function that sends a message to the launcher, from any thread."""
-    lock = threading.Lock()
-
-    def say(message: Any) -> None:
-        with lock:
-            channel.send(message)
-
-    return say
-
-
-def _watch(
-    channel: Connection, config: RankConfig, say: Callable[[Any], None], woken: threading.Event
-) -> queue.SimpleQueue[Any]:
-    """Starts the thread that reads the channel; returns the queue that the thread fills.
-
-    When the launcher is gone, the process ends. This thread also answers the watcher, because the
-    main thread may be blocked.
-    """
-    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    def read() -> None:
-        while True:
-            try:
-                message = channel.recv()
-                if message == WHERE and get_state().debug:
-                    frames = current_frames()
-                    say((VARIABLES, describe_stack(frames[threading.main_thread().ident or 0])))
-                recorder = get_state().recorder
-                if message == WHERE and recorder is not None:  # the rank is about to be ended
-                    with contextlib.suppress(ValueError):  # the recording is just ending
-                        recorder.complete_times()
-                if message in (ASK, WHERE):
-                    say((message, answer(message)))
-                elif message == WAKE:
-                    if config.backend is None:  # an MPI wait looks for a verdict by itself
-                        shut_connections(_read_port(config), channel.fileno())
-                    woken.set()
-                elif message == STOP:
-                    inbox.put(message)
-                    _silence_cpp()
-                    shut_connections(None, channel.fileno())
-                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-                elif message[0] == OVER:
-                    woken.clear()
-                    with contextlib.suppress(ValueError):  # the recording is just ending
-                        if recorder is not None:
-                            recorder.complete_as_failed(message[1])
-                else:
-                    inbox.put(message)
-            except (EOFError, OSError):
-                if not config.keep:
-                    shutil.rmtree(config.directory, ignore_errors=True)
-                os._exit(1)
-
-    threading.Thread(target=read, name="ringsim-channel", daemon=True).start()
-    return inbox
 
 
 def _join(config: RankConfig) -> tuple[int, socket.socket | None, Any]:
@@ -534,31 +484,6 @@ def _start_recording(config: RankConfig) -> Recorder:
     recorder = Recorder(Path(config.directory), config.rank, config.world_size)
     torch_hooks.install(recorder)
     return recorder
-
-
-def _raise_verdict(recorder: Recorder, woken: threading.Event, say: Callable[[Any], None]) -> None:
-    """Raises the verdict on this rank, if there is one, after a wait has failed.
-
-    The launcher is notified.
-    """
-    verdict = read_verdict(recorder.directory)
-    if verdict is not None and recorder.rank in verdict.ranks:
-        if recorder.rank in verdict.waiting:
-            woken.wait(WAKE_S)  # otherwise, new connections of the program would also be shut
-        say(("woken", True))
-        raise verdict.error
-
-
-def _tell_of_threads(say: Callable[[Any], None]) -> None:
-    """Notifies the launcher if an uncaught verdict ends a thread."""
-    hand_on = threading.excepthook
-
-    def tell(end: threading.ExceptHookArgs) -> None:
-        if getattr(end.exc_value, "imposed", False):
-            say(("woken", False))
-        hand_on(end)
-
-    threading.excepthook = tell
 
 
 def _write_result(result: Any, config: RankConfig) -> list[tuple[int, int]]:

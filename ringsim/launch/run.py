@@ -74,6 +74,8 @@ def run(job: Job, kind: RankKind, options: RunOptions) -> Trace:
 class Run(Supervisor):
     """One run, which ends with a trace or an error."""
 
+    what = "run"
+
     def __init__(self, rank_set: RankSet, job: Job, options: RunOptions) -> None:
         super().__init__(rank_set, job, options)
         self._run_id = uuid.uuid4().hex[:12]
@@ -91,7 +93,7 @@ class Run(Supervisor):
             self.watch(doing)
         except KeyboardInterrupt:
             elapsed_s = (time.monotonic_ns() - self.start_ns) / 1e9
-            interrupted = Interrupted(f"the run was interrupted after {elapsed_s:.1f} s.")
+            interrupted = Interrupted(f"the {self.what} was interrupted after {elapsed_s:.1f} s.")
             raise self._explained(interrupted) from None
         if (error := self._find_error()) is not None:
             raise error

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ringsim.diagnose.failure import interrupted_once
+from ringsim.diagnose.failure import interrupted_once, ranks_by_text
 from ringsim.errors import (
     Interrupted,
     RingError,
@@ -26,8 +26,8 @@ from ringsim.errors import (
 )
 from ringsim.launch.api import make_kind
 from ringsim.launch.job import pack_call, refuse_unknown
-from ringsim.launch.kept import RealRanks, SimulatedRanks, Steps, list_lost
-from ringsim.launch.namespace import Reference, assign, list_names, look, pack, run_cell
+from ringsim.launch.kept import RealRanks, SimulatedRanks, list_lost
+from ringsim.launch.namespace import Reference, assign, list_names, look, pack, run_source
 from ringsim.launch.run import RunOptions
 from ringsim.launch.system import measure_memory
 from ringsim.link import Link, check_links
@@ -128,6 +128,7 @@ class Session(AbstractContextManager["Session"]):
     ) -> None:
         self._ranks, self._seed, self._check, self._options = ranks, seed, check, options
         self.world_size, self._idle_s = world_size, idle_s
+        self._all = tuple(range(world_size))
         self._calls: list[tuple[str, Trace]] = []
         self._end = weakref.finalize(self, _close, ranks, os.getpid())
         self._wait_for_call()
@@ -150,8 +151,8 @@ class Session(AbstractContextManager["Session"]):
     def __len__(self) -> int:
         return self.world_size
 
-    def _ipython_key_completions_(self) -> list[int]:
-        return list(range(self.world_size))
+    def _ipython_key_completions_(self) -> Sequence[int]:
+        return self._all
 
     @property
     def is_open(self) -> bool:
@@ -166,18 +167,17 @@ class Session(AbstractContextManager["Session"]):
     def describe(self) -> str:
         """Returns a few lines: the numbers of ranks and calls, and each process's memory."""
         lines = [f"{count(self.world_size, 'rank')}, {count(len(self._calls), 'call')}"]
-        pids = self._do(range(self.world_size), os.getpid)
-        for pid in dict.fromkeys(pids):
+        pids = dict(enumerate(map(str, self._do(self._all, os.getpid))))
+        for pid, ranks in ranks_by_text(pids).items():
             used_bytes = measure_memory(pid)
             memory = "" if used_bytes is None else f", {bytes_text(used_bytes)}"
-            ranks = [rank for rank, own in enumerate(pids) if own == pid]
             lines.append(f"{name_ranks(ranks)}: process {pid}{memory}")
         return "\n".join(lines)
 
     def __getitem__(self, index: int | tuple[int, ...]) -> RankView:
         ranks = index if isinstance(index, tuple) else (index,)
         for rank in ranks:
-            if rank not in range(self.world_size):
+            if rank not in self._all:
                 raise IndexError(
                     f"a rank must be an integer from 0 to {self.world_size - 1}, got {rank!r}."
                 )
@@ -200,7 +200,7 @@ class Session(AbstractContextManager["Session"]):
             RingError: the errors of ``ringsim.trace``. The session lives on.
             Interrupted: Ctrl-C stopped the call.
         """
-        return self[tuple(range(self.world_size))].run(worker, *args, **kwargs)
+        return self[self._all].run(worker, *args, **kwargs)
 
     def run_cell(
         self,
@@ -232,12 +232,14 @@ class Session(AbstractContextManager["Session"]):
         """
         name = name_cells([filename]).get(filename, "cell")
         shown = replace(self._options, show_hidden=True, **options)
-        return self._call(name, ranks, run_cell, (source, filename), {}, variables, shown)
+        return self._call(
+            name, ranks or self._all, run_source, (source, filename), {}, variables, shown
+        )
 
     def _call(
         self,
         name: str | None,
-        ranks: Sequence[int] | None,
+        ranks: Sequence[int],
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
@@ -250,16 +252,16 @@ class Session(AbstractContextManager["Session"]):
         job = pack_call(
             function, args, kwargs, self._seed, functools.partial(pack, variables=variables)
         )
-        job = replace(job, check=self._check, only=None if ranks is None else tuple(ranks))
+        job = replace(job, check=self._check, only=tuple(ranks))
         self._timer.cancel()
-        trace, steps = None, Steps()
+        trace = None
         with interrupted_once():
             try:
-                trace = self._ranks.run(job, options or self._options, steps)
+                trace = self._ranks.run(job, options or self._options)
                 return trace
             except (RingError, Interrupted) as error:
                 trace = error.trace
-                lost = list_lost(steps, self.world_size)
+                lost = list_lost(self._ranks.steps, self.world_size)
                 error.args = (f"{error}\n  The session goes on{lost}.",)
                 raise
             finally:
@@ -291,11 +293,11 @@ class Session(AbstractContextManager["Session"]):
             ...     ranks.pull("rate")
             [0.5, 0.5]
         """
-        self._do(range(self.world_size), assign, **variables)
+        self._do(self._all, assign, **variables)
 
     def pull(self, name: str) -> list[Any]:
         """Returns a variable's value on each rank, by rank; see ``RankView``."""
-        return self._look(range(self.world_size), name)
+        return self._look(self._all, name)
 
     def _look(self, ranks: Sequence[int], name: str) -> list[Any]:
         values = []
@@ -321,11 +323,9 @@ def _join(calls: Sequence[tuple[str, Trace]], world_size: int) -> Trace:
     parts, end_ns, traces = [], 0, [trace for _, trace in calls]
     for name, trace in calls:
         begin_ns, end_ns = end_ns, end_ns + trace.metadata["end_ns"]
-        step = {"op": OP_CODES["span"], "post_ns": begin_ns, "wait_ns": begin_ns, "label": 0}
-        step["done_ns"] = end_ns
-        columns = {column: [value] * world_size for column, value in step.items()}
-        tables = Tables(labels=(f"step {name}",))
-        parts.append(make_events({"rank": range(world_size), **columns}, tables))
+        times = {"post_ns": begin_ns, "wait_ns": begin_ns, "done_ns": end_ns}
+        columns = {"rank": range(world_size), "op": OP_CODES["span"], "label": 0, **times}
+        parts.append(make_events(columns, Tables(labels=(f"step {name}",))))
         parts.append(count_from(trace.events, -begin_ns))
     events = join_events(parts)
     events = events.select(np.argsort(events.rank, kind="stable"))
@@ -341,11 +341,14 @@ def _close(ranks: RealRanks | SimulatedRanks, pid: int) -> None:
 
 
 def _end_idle(end: Callable[[], Any], world_size: int, idle_s: float) -> None:
-    end()
-    if sys.stderr is not None:  # it was closed when Python started
-        sys.stderr.write(
-            f"ringsim: the session of {world_size} ranks ended after {idle_s:g} s without a call.\n"
-        )
+    try:
+        if sys.stderr is not None:  # it was closed when Python started
+            sys.stderr.write(
+                f"ringsim: the session of {world_size} ranks ended after {idle_s:g} s without a "
+                "call.\n"
+            )
+    finally:
+        end()
 
 
 class RankView:

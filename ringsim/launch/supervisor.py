@@ -256,13 +256,13 @@ class Supervisor:
                 if over or now > deadline or not allowed or self._is_late(now):
                     self._phase = _Phase.OVER
         finally:
+            self._phase = _Phase.OVER
             self._progress.close()
         self._settle()
 
     def end_all(self) -> None:
         """Ends all ranks, after asking the running ranks what they are doing."""
         self.given_up_ns = self.given_up_ns or time.monotonic_ns()
-        self._phase = _Phase.OVER
         if self.verdict is None:
             self.unfinished = list_unfinished(self.running, self.tell, self._hear_places)
         self._stops = True

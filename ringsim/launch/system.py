@@ -52,7 +52,7 @@ def look_at_living(pid: int) -> ProcessState | None:
     return None if process is None or process.state in "ZX" else process
 
 
-def measure_memory(pid: int) -> int | None:
+def measure_memory(pid: str) -> int | None:
     """Returns the memory of a process in bytes (on Linux), or None if it is unknown.
 
     Memory that processes share is divided among them.

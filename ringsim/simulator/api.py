@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -22,13 +21,11 @@ from ringsim.errors import (
 )
 from ringsim.faults import Injection, check_injections
 from ringsim.launch.alone import run_alone
-from ringsim.launch.job import pack_caller
 from ringsim.link import Link, check_links
 from ringsim.ring.packing import pack_worker
 from ringsim.simulator.settings import Settings
 from ringsim.state import get_state
 from ringsim.topologies import Topology
-from ringsim.traces.cells import name_cells
 from ringsim.traces.value import Trace
 
 _WORLD_SIZE_MAX = 1_000_000
@@ -136,26 +133,10 @@ def simulate(
     if limit_s is not None:
         check_limit("limit_s", limit_s)
     function = "breakpoints:debug_here" if debug else "simulation:simulate_here"
-    return _run(function, pack_worker(worker, args, kwargs), settings, limit_s)
-
-
-def _run(function: str, packed: bytes, settings: Settings, limit_s: float | None) -> Trace:
-    """Runs a packed worker on simulated ranks. Returns the trace, or raises the run's error."""
-    cells = name_cells(pack_caller().lines)
-    outcome = run_alone(
-        f"ringsim.simulator.{function}",
-        packed,
-        settings,
-        cells,
-        limit_s=limit_s,
-        doing="the simulation",
-    )
-    trace: Trace | None = outcome.trace
-    if trace is None:
-        raise outcome.error
-    trace.results[:] = map(pickle.loads, trace.results)
-    if outcome.error is not None:
-        raise outcome.error
+    packed = pack_worker(worker, args, kwargs)
+    trace: Trace = run_alone(
+        f"ringsim.simulator.{function}", packed, settings, limit_s=limit_s
+    ).end()
     return trace
 
 

@@ -11,7 +11,6 @@ from ringsim.launch.debugging import RankDebugger
 from ringsim.simulator.simulation import Simulation, run_in
 from ringsim.traces.standing import say_standing
 from ringsim.traces.units import time_text
-from ringsim.traces.value import Trace
 
 _ANY = -1  # stop at the next operation of any rank
 
@@ -25,7 +24,7 @@ class _Debugger(RankDebugger):
 
     def do_look(self, _: str) -> None:
         """List what each rank does, and the operations that are posted and matched."""
-        self.message(say_standing(self._simulation.trace, self._state))
+        self.message(say_standing(self._simulation.interrupt().trace, self._state))
 
     def do_op(self, rank: str) -> Any:
         """Continue to the next operation of any rank, or of the rank that follows the command."""
@@ -46,11 +45,6 @@ class _DebuggedSimulation(Simulation):
     def _prepare_process(self) -> None:
         super()._prepare_process()
         sys.breakpointhook = self._stop
-
-    @property
-    def trace(self) -> Trace:
-        """The trace so far."""
-        return self._make_trace(complete=False)
 
     def where(self) -> str:
         """Returns the running rank and its time."""

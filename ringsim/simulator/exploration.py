@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 from collections.abc import Iterator, Sequence
-from multiprocessing import Pipe
+from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
@@ -107,21 +106,16 @@ def _try(limit_s: float | None, *run: Any) -> Any:
         the time limit.
     """
     reads, writes = Pipe(duplex=False)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            _run_order(writes, *run)
-        finally:
-            os._exit(1)
+    fork = get_context("fork").Process(target=_run_order, args=(writes, *run))
+    fork.start()
     writes.close()
     try:
         return reads.recv() if reads.poll(limit_s) else None
     except EOFError:
         return None
     finally:
-        reads.close()
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        fork.kill()
+        fork.join()
 
 
 def _run_order(channel: Connection, *run: Any) -> None:

@@ -14,10 +14,9 @@ A rank that can be neither run to its end nor unwound is replaced by a new rank.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -30,12 +29,12 @@ from ringsim.comm.ended_groups import end_objects, note_ended
 from ringsim.comm.torch_hooks import make_get_group_rank, put
 from ringsim.launch.job import Job, show_lines
 from ringsim.launch.namespace import Namespace
+from ringsim.launch.process import Process
 from ringsim.launch.rank import load_job, name_process
 from ringsim.simulator.rank import SimulatedRank
 from ringsim.simulator.settings import Settings
-from ringsim.simulator.simulation import Outcome, Simulation, run_in
+from ringsim.simulator.simulation import Outcome, Simulation, begin
 from ringsim.state import change_state
-from ringsim.traces.cells import name_cells
 
 
 class _KeptSimulation(Simulation):
@@ -51,6 +50,10 @@ class _KeptSimulation(Simulation):
     def __init__(self, world_size: int, link: Any, seed: int) -> None:
         settings = Settings(world_size, link, None, "rendezvous", None, seed, (), True, "threads")
         super().__init__(b"", settings, {})
+        self._prepare_process()
+        put({(distributed_c10d, "get_group_rank"): make_get_group_rank()})
+        register_optimizer_step_pre_hook(lambda *_: self._count_step(ended=False))
+        register_optimizer_step_post_hook(lambda *_: self._count_step(ended=True))
         self._job: Job
         self._shows_hidden = False
         self._spaces: dict[SimulatedRank, Namespace] = {}
@@ -58,29 +61,20 @@ class _KeptSimulation(Simulation):
         self._steps: Counter[tuple[int, bool]] = Counter()  # of optimizers: rank, whether ended
         self._rested: dict[int, tuple[int, int]] = {}  # these numbers, of ranks at rest
 
-    def finish(self) -> NoReturn:
-        """Runs the calls, until the caller ends the process."""
-        self._prepare_process()
-        put({(distributed_c10d, "get_group_rank"): make_get_group_rank()})
-        register_optimizer_step_pre_hook(lambda *_: self._count_step(ended=False))
-        register_optimizer_step_post_hook(lambda *_: self._count_step(ended=True))
-        while True:
-            name_process("ringsim-idle")
-            self._job, self._shows_hidden = self.process.hear()
-            name_process("ringsim-clock")
-            self.process.finish(self._call())
-
     def _count_step(self, *, ended: bool) -> None:
         self._steps[self._clock.current.number, ended] += 1
 
-    def _call(self) -> Outcome:
-        show_lines(self._job.lines)
+    def call(self, job: Job, cells: Mapping[str, str], shows_hidden: bool) -> Outcome:
+        """Runs a call on the ranks in ``job.only``."""
+        name_process("ringsim-clock")
+        self._job, self._shows_hidden = job, shows_hidden
+        show_lines(job.lines)
         for each in self._steps, self._rested, self._outputs:
             each.clear()
         for team in self._worlds.teams:
             if team.meetings:
                 team.meetings.algorithms.clear()
-        self._begin(b"", name_cells(self._job.lines))
+        self._begin(b"", cells)
         self._clock.begin_again()
         outcome = self._run()
         for rank in self._ranks:
@@ -92,6 +86,7 @@ class _KeptSimulation(Simulation):
             end_objects()
             self._worlds.begin_again()
             self._joined.clear()
+        name_process("ringsim-idle")
         return replace(outcome, more={**self._rested})
 
     def _live(self, rank: SimulatedRank) -> None:
@@ -118,4 +113,16 @@ class _KeptSimulation(Simulation):
         return load_job(self._job, rank.number, self._spaces[rank])
 
 
-serve = partial(run_in, _KeptSimulation)
+def serve(process: Process, world_size: int, link: Any, seed: int, *call: Any) -> Any:
+    """Runs a call of a session in its process.
+
+    Args:
+        process: this process.
+        world_size: the number of ranks.
+        link: the link, as in ``ringsim.simulate``.
+        seed: the seed of all ranks.
+        call: the call, the names of notebook cells, and whether to show output that print
+            suppression hides.
+    """
+    process.kept = process.kept or begin(_KeptSimulation, process, world_size, link, seed)
+    return process.kept.call(*call)

@@ -21,17 +21,16 @@ import traceback
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 from ringsim.comm.checks import Attempt
 from ringsim.diagnose.variables import describe_stack
 from ringsim.simulator.simulation import Outcome, Simulation, run_in
-from ringsim.traces.cells import rename_places
 from ringsim.traces.events import ANY_SOURCE, NONE
 from ringsim.traces.value import Trace
 
 _STEP_S = 1e-6  # the virtual time between two choices
-_Channel = tuple[int | None, ...]
 
 
 class Step(NamedTuple):
@@ -39,38 +38,31 @@ class Step(NamedTuple):
 
     Attributes:
         text: the step in words.
-        channel: the group, source, destination and tag of the operation.
-        sends: whether the rank posts a send.
-        asks: whether the rank asks if the operation is done, instead of posting it.
-        again: whether the rank has asked the same in the same state. ``channel`` then stands for
+        kind: the peer of the operation that the rank posts, and whether it is a send; None if the
+            rank asks whether an operation is done.
+        inbox: the group, destination and tag of a send.
+        decides: the kinds of operations that decide the answer, if the rank asks.
+        again: whether the rank has asked the same in the same state. ``decides`` then stands for
             all questions since the last post.
         cause: the number of the choice that let the rank run to this step, or -1.
     """
 
     text: str
-    channel: _Channel
-    sends: bool = False
-    asks: bool = False
+    kind: tuple[int, bool] | None = None
+    inbox: tuple[int, ...] | None = None
+    decides: Collection[object] = ()
     again: bool = False
     cause: int = -1
-
-    @property
-    def inbox(self) -> _Channel:
-        """The channel without its source."""
-        group, _, dst, tag = self.channel
-        return group, dst, tag
 
     def races(self, other: Step, inboxes: Collection[object]) -> bool:
         """Returns whether the order of two ranks' steps makes a difference.
 
         Args:
             other: the other rank's step.
-            inboxes: the channels, without sources, on which a rank receives from any source.
+            inboxes: the inboxes in which a rank receives from any source.
         """
-        if self.asks is other.asks:
-            return self.sends and other.sends and self.inbox == other.inbox in inboxes
-        pairs = zip(self.channel, other.channel, strict=True)
-        return all(one == two or ANY_SOURCE in (one, two) for one, two in pairs)
+        competes = self.inbox == other.inbox and self.inbox in inboxes
+        return competes or self.kind in other.decides or other.kind in self.decides
 
 
 class Choice(NamedTuple):
@@ -88,13 +80,13 @@ class OrderedSimulation(Simulation):
     """A simulation in which ranks halt before their operations.
 
     ``more`` of the outcome holds the next steps of the halted ranks in words, the choices, and the
-    channels, without sources, on which ranks receive from any source.
+    inboxes in which ranks receive from any source.
 
     Args:
         order: the ranks to choose.
         asleep: the ranks that are asleep before the last choice in ``order``, or None to stop after
             this choice.
-        inboxes: the channels that are known from other orders.
+        inboxes: the inboxes that are known from other orders.
         run: the arguments of the simulation.
     """
 
@@ -106,7 +98,8 @@ class OrderedSimulation(Simulation):
         self._known, self._inboxes = inboxes, set[object]()
         self._steps: dict[int, Step] = {}
         self._choices: list[Choice] = []
-        self._asked: dict[int, tuple[set[object], _Channel]] = {}  # since the last post
+        # since the last post: the states in which a rank asked, and what decides the answers
+        self._asked: dict[int, tuple[set[object], set[object]]] = {}
         self._clock.choose, self._clock.halt_poll = self._choose, self._halt_poll
         self._outputs.shown = open(os.devnull, "w")  # noqa: SIM115  # until the process ends
 
@@ -141,37 +134,33 @@ class OrderedSimulation(Simulation):
         awake = self._steps.keys() - self._asleep
         if not awake and all(step.again for step in self._steps.values()):  # they ask forever
             awake = {*self._steps}
-        return min(awake, key=lambda rank: (self._steps[rank].asks, rank), default=None)
+        return min(awake, key=lambda rank: (bool(self._steps[rank].decides), rank), default=None)
 
     def _on_operation(self, attempt: Attempt) -> None:
         rank, sends = self._clock.current.number, attempt.op == "isend"
-        channel = _find_channel(rank, attempt.group, attempt.peer, attempt.tag, sends=sends)
-        step = Step(self._describe(attempt), channel, sends)
         if attempt.peer == ANY_SOURCE:
-            self._inboxes.add(step.inbox)
+            self._inboxes.add((attempt.group, rank, attempt.tag))
+        inbox = (attempt.group, attempt.peer, attempt.tag) if sends else None
+        kind = NONE if attempt.tag is None else attempt.peer, sends
         self._asked.pop(rank, None)
-        self._halt(step)
+        self._halt(Step(self._describe(attempt), kind, inbox))
 
     def _halt_poll(self, asked: Any) -> None:
-        rank, group = self._clock.current.number, asked.group.number
-        sends = getattr(asked, "sends", False)
-        channel = _find_channel(rank, group, asked.peer, asked.tag, sends=sends)
+        rank, sends = self._clock.current.number, getattr(asked, "sends", None)
+        decides = {(NONE, False)} if sends is None else {(rank, not sends), (ANY_SOURCE, False)}
         if self._clock.in_order:  # the operation may be queued behind others of its group
-            channel = (group, *[ANY_SOURCE] * 3)
+            decides = set(product(range(ANY_SOURCE, self._size), (False, True)))
         frame = sys._getframe()
         places = (*(frame.f_lasti for frame, _ in traceback.walk_stack(frame)),)
         state = id(asked), places, describe_stack(frame)
-        states, before = self._asked.get(rank, (set[object](), channel))
-        if again := state in states:
-            channel = before
-        both = zip(channel, before, strict=True)
-        merged = (*(one if one == two else ANY_SOURCE for one, two in both),)
-        self._asked[rank] = states | {state}, merged
+        states, before = self._asked.get(rank, (set[object](), set[object]()))
+        again, both = state in states, before | decides
+        self._asked[rank] = states | {state}, both
         is_done = asked.done_s <= self._clock.now
-        if is_done or not all(step.asks for step in self._steps.values()):
+        if is_done or not all(step.decides for step in self._steps.values()):
             self._clock.polls = 0  # the rank does not ask forever
-        text = f"is_completed at {self._find_place(self._clock.current)}"
-        self._halt(Step(rename_places(text, self._cells), channel, asks=True, again=again))
+        text = f"is_completed at {self._here()}"
+        self._halt(Step(text, decides=both if again else decides, again=again))
 
     def _halt(self, step: Step) -> None:
         rank = self._clock.current.number
@@ -186,13 +175,6 @@ class OrderedSimulation(Simulation):
 
     def _make_trace(self, *, complete: bool) -> Trace:
         return super()._make_trace(complete=complete and not self._steps)
-
-
-def _find_channel(rank: int, group: int, peer: int, tag: Any, *, sends: bool) -> _Channel:
-    """Returns the group, source, destination and tag; a collective has only a group."""
-    if tag in (None, NONE):
-        return group, None, None, None
-    return (group, rank, peer, tag) if sends else (group, peer, rank, tag)
 
 
 run_here = partial(run_in, OrderedSimulation)

@@ -166,8 +166,8 @@ class SimulatedRank(Rank):
         if not channel.connection.is_open:  # as on Gloo, the operation is posted, and then fails
             self._refuse_closed(channel, other, post(team.number, other, tag, kind.number))
         if self._hooked:
-            attempt = Attempt("isend" if sends else "irecv", team.number, other, tag, kind.number)
-            self._before_operation(attempt)
+            name = "isend" if sends else "irecv"
+            self._before_operation(name, team.number, other, tag, kind.number)
         slots: tuple[Any, ...] = ()
         if self._records:
             slots = (post(team.number, other, tag, kind.number),)
@@ -275,8 +275,7 @@ class SimulatedRank(Rank):
         team: Any = call.group
         peer = NONE if call.root == NONE else team.ranks[call.root]
         if self._hooked:
-            attempt = Attempt(call.recorded_name, team.number, peer, None, kind.number)
-            self._before_operation(attempt)
+            self._before_operation(call.recorded_name, team.number, peer, None, kind.number)
         slots: tuple[Any, ...] = ()
         if self._records:
             slots = (post(team.number, peer, NONE, kind.number),)
@@ -302,7 +301,7 @@ class SimulatedRank(Rank):
         seconds, self._first_use_s = self._first_use_s, 0.0
         self.clock.work(seconds)
 
-    def _before_operation(self, attempt: Attempt) -> None:
+    def _before_operation(self, *attempt: Any) -> None:
         """Counts an operation, and charges for the computing before it.
 
         Raises:
@@ -317,7 +316,7 @@ class SimulatedRank(Rank):
             raise make_failure(self.number, self._fails_at, self.world_size)
         self._operations += 1
         if self.shared.on_operation is not None:
-            self.shared.on_operation(attempt)
+            self.shared.on_operation(Attempt(*attempt))
 
     def refuse(self, make_error: Callable[[], BaseException], times: int) -> None:
         """Makes the next ``times`` operations of a rank that can never continue raise an error."""

@@ -85,20 +85,26 @@ class Outcome:
     """The outcome of a simulation.
 
     Attributes:
-        trace: the trace of the simulation; each of the ``results`` is pickled separately.
+        trace: the trace of the simulation.
         error: the error that ended the simulation, or None.
         diagnosis: the reason for the error, or None if unknown.
         more: further facts, depending on the kind of simulation.
     """
 
-    trace: Trace | None
+    trace: Trace
     error: BaseException | None = None
     diagnosis: Diagnosis | None = None
     more: Any = None
 
+    def end(self) -> Trace:
+        """Returns the trace, or raises the error."""
+        if self.error is not None:
+            raise self.error
+        return self.trace
 
-def run_in(kind: Callable[..., Simulation], process: Process, *run: Any) -> Outcome:
-    """Runs a worker on simulated ranks in this process, which must run nothing else afterwards.
+
+def begin(kind: Callable[..., Any], process: Process, *run: Any) -> Any:
+    """Returns a simulation in this process, which must run nothing else afterwards.
 
     Args:
         kind: the kind of simulation.
@@ -108,13 +114,15 @@ def run_in(kind: Callable[..., Simulation], process: Process, *run: Any) -> Outc
     _pin_to_one_core()
     gc.freeze()  # the garbage collector need not scan the existing objects again and again
     gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
-    try:
-        simulation = kind(*run)
-    except RingError as error:  # an invalid setting
-        return Outcome(None, error)
+    simulation = kind(*run)
     process.hand_over = simulation.interrupt
     simulation.give_up, simulation.process = process.finish, process
-    return simulation.finish()
+    return simulation
+
+
+def run_in(kind: Callable[..., Any], process: Process, *run: Any) -> Any:
+    """Runs a worker on simulated ranks in this process, and returns the outcome; see ``begin``."""
+    return begin(kind, process, *run).finish()
 
 
 def _pin_to_one_core() -> None:
@@ -261,7 +269,7 @@ class Simulation:
     def _begin(self, packed: bytes, cells: Mapping[str, str]) -> None:
         self._packed, self._cells = packed, cells
         self._begin_slot = self._recorder.bookmark()
-        self._results: list[bytes] = [dumps(None)] * self._size
+        self._results: list[Any] = [None] * self._size
         self._returned: set[int] = set()
         self._reports: list[Report] = []
         self._variables: dict[int, str] = {}  # by rank
@@ -470,12 +478,14 @@ class Simulation:
         """Describes the operation that the running rank is about to post."""
         recorder = self._recorder
         names = _NAMES.get(attempt.op, COLLECTIVE_NAMES)
-        place, (code, _) = recorder.sites.locate(OP_CODES[attempt.op], names)
-        file = rename_file(recorder.files.get(place & 0xFFFFFFFF, ""), self._cells)
+        _, (code, _) = recorder.sites.locate(OP_CODES[attempt.op], names)
         tag = NONE if attempt.tag is None else attempt.tag
         group = recorder.groups[attempt.group].name
-        name, line = OP_NAMES[code], place >> 32
-        return str(Operation(NONE, name, attempt.peer, tag, group, file=file, line=line))
+        return f"{Operation(NONE, OP_NAMES[code], attempt.peer, tag, group)} at {self._here()}"
+
+    def _here(self) -> str:
+        """Returns the file and line in the program at which the running rank is."""
+        return rename_places(self._find_place(self._clock.current), self._cells)
 
     def _find_place(self, rank: Rank) -> str:
         """Returns the file and line in the program at which a rank is waiting."""
@@ -626,14 +636,21 @@ def _set_variables(rank: int, world_size: int) -> None:
     )
 
 
-def _pack_result(result: Any, rank: SimulatedRank) -> bytes:
+class _Packed(bytes):
+    """A pickled value, which arrives in another process as the value itself."""
+
+    def __reduce__(self) -> Any:
+        return pickle.loads, (bytes(self),)
+
+
+def _pack_result(result: Any, rank: SimulatedRank) -> _Packed:
     """Pickles a worker's result in its present state.
 
     Raises:
         TypeError: the result cannot be pickled, so a real rank could not return it either.
     """
     try:
-        return dumps(result)
+        return _Packed(dumps(result))
     except Exception as error:
         raise TypeError(describe_unpicklable(result, error, rank.here())) from None
 

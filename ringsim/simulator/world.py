@@ -34,7 +34,6 @@ from ringsim.comm.torch_private import (
 )
 from ringsim.diagnose.failure import place_text
 from ringsim.errors import RendezvousFailed
-from ringsim.launch.process import park
 from ringsim.launch.worlds import check_world
 from ringsim.ring.groups import pair_name
 from ringsim.simulator.clock import Clock
@@ -344,7 +343,7 @@ class Worlds:
             "worker. Run the program on real ranks with ringsim.trace."
         )
         self._clock.give_up(message)
-        park()
+        threading.Event().wait()
 
     # -- replacements in torch
 

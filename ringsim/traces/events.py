@@ -248,7 +248,8 @@ def make_events(columns: dict[str, Any], tables: Tables = Tables()) -> Events:
     """Creates events from columns, each of which is converted to its dtype.
 
     Args:
-        columns: arrays or lists of equal length, by name. ``rank`` and ``op`` are required.
+        columns: arrays or lists of equal length, or single numbers, by name. ``rank``, which is no
+            single number, and ``op`` are required.
             ``seq`` defaults to the order within each rank, ``status`` to OK, ``thread`` to 0, and
             all others to -1.
         tables: the names that the numbers in ``group``, ``payload``, ``label`` and ``file`` refer
@@ -265,11 +266,7 @@ def make_events(columns: dict[str, Any], tables: Tables = Tables()) -> Events:
     full: dict[str, Ints] = {}
     for name, dtype in COLUMN_DTYPES.items():
         default = OK if name == "status" else 0 if name == "thread" else NONE
-        full[name] = (
-            np.asarray(columns[name], dtype=dtype)
-            if name in columns
-            else np.full(count, default, dtype=dtype)
-        )
+        full[name] = np.full(count, columns.get(name, default), dtype=dtype)
     if "seq" not in columns:
         order = np.argsort(full["rank"], kind="stable")
         starts = np.searchsorted(full["rank"][order], full["rank"][order])

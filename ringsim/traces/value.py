@@ -722,7 +722,9 @@ class Trace:
     __hash__ = None  # type: ignore[assignment]  # compared by content, which is mutable
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
-        """Returns the pictures and the text for Jupyter to show."""
+        """Returns the text and, if there are events, the pictures for Jupyter to show."""
+        if not len(self.events):
+            return {"text/plain": self.summary()}, {}
         return bundle(self.summary(), self.describe(), self._draw)
 
     def _draw(self) -> Images:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import html
-import pickle
 from typing import Any, NamedTuple
 
 from ringsim.errors import ArgumentError, Deadlock, PeerExited
 from ringsim.launch.alone import run_alone
-from ringsim.launch.job import pack_caller
 from ringsim.simulator.settings import Settings
-from ringsim.traces.cells import name_cells
 from ringsim.traces.findings import Diagnosis
 from ringsim.traces.standing import say_standing
 from ringsim.traces.units import count
@@ -106,10 +103,10 @@ class Scheduler:
         Raises:
             RunTimeout: the time limit was exceeded.
         """
-        tried, left, how = self._call("exploration:explore_here", most, seed, limit_s)
+        tried, left, how = self._run("exploration:explore_here", most, seed, limit_s)
         if how is None:
             return Exploration(tried, left)
-        outcome = self._run(*how, limit_s=limit_s)
+        outcome = self._run("orders:run_here", *how, limit_s=limit_s)
         order = tuple(choice.rank for choice in outcome.more[1])
         return Exploration(tried, left, order, str(outcome.error))
 
@@ -167,17 +164,10 @@ class Scheduler:
 
     def _go_to(self, order: tuple[int, ...]) -> None:
         """Runs the worker again from its start, with the given choices."""
-        outcome = self._run(order, None, set())
+        outcome = self._run("orders:run_here", order, None, set())
         self.order, self.trace, self.error = order, outcome.trace, outcome.error
         self.next: dict[int, str] = outcome.more[0]
 
-    def _run(self, *how: Any, limit_s: float | None = None) -> Any:
-        outcome = self._call("orders:run_here", *how, limit_s=limit_s)
-        if outcome.trace is None:  # an argument is invalid
-            raise outcome.error
-        outcome.trace.results[:] = map(pickle.loads, outcome.trace.results)
-        return outcome
-
-    def _call(self, function: str, *how: Any, limit_s: float | None = None) -> Any:
-        run = *how, self._packed, self._settings, name_cells(pack_caller().lines)
+    def _run(self, function: str, *how: Any, limit_s: float | None = None) -> Any:
+        run = *how, self._packed, self._settings
         return run_alone(f"ringsim.simulator.{function}", *run, limit_s=limit_s)

@@ -31,7 +31,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 def kernel(running: Kernel) -> Kernel:
     """Yields the kernel with three kept ranks, on which x is 5."""
     setting = "import time, torch\nimport torch.distributed as dist\nx = 5"
-    assert running.run(f"%%ring -n 3 --keep\n{setting}").errors == []
+    reply = running.run(f"%%ring -n 3 --keep\n{setting}")
+    assert reply.errors == []
+    assert set(reply.shown[-1]["data"]) == {"text/plain"}, "there is nothing to draw"
     return running
 
 

@@ -75,7 +75,8 @@ def test_a_script_runs_in_ipython(kernel: Kernel, tmp_path: Path, how: str) -> N
 def test_ring_magic_runs_the_cell_on_every_rank(kernel: Kernel) -> None:
     kernel.run("base = 100\nlarge = object()\nclass Box:\n    large = 3")
     reply = kernel.run(
-        "%%ring -n 3 -o mine\nprint('rank', ring.rank, 'sends to', ring.succ)\nbox = Box()\n"
+        "%%ring -n 3 -o mine\nfrom torch.distributed import barrier\nbarrier()\n"
+        "print('rank', ring.rank, 'sends to', ring.succ)\nbox = Box()\n"
         "base + ring.rank + box.large"
     )
     assert sorted(reply.text.splitlines()) == [

@@ -185,7 +185,10 @@ def test_watch_shows_a_run_of_another_terminal() -> None:
 
 
 def test_watch_shows_one_call_of_a_session_to_its_end() -> None:
-    """The ranks continue to live after the call, and the records of the call disappear."""
+    """The ranks continue to live after the call, and the records of the call disappear.
+
+    At first, no more ranks than half of the limit of open files could be watched.
+    """
     script = f"session{os.getpid()}.py"
     Path(script).write_text(
         "import pathlib, time, ringsim\n"
@@ -195,19 +198,20 @@ def test_watch_shows_one_call_of_a_session_to_its_end() -> None:
         "            pass\n"
         "    while not pathlib.Path('go').exists():\n"
         "        time.sleep(0.02)\n"
-        "ranks = ringsim.session(world_size=2)\n"
+        "ranks = ringsim.session(world_size=4)\n"
         "ranks.run(call)\n"
         "time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, script], start_new_session=True) as run:
         try:
             assert until(lambda: script in watch().stdout, 200)
-            with closing(Terminal(*RINGSIM, "watch", script)) as terminal:
+            few = ("bash", "-c", 'ulimit -Sn 9; exec "$@"', "-")
+            with closing(Terminal(*few, *RINGSIM, "watch", script)) as terminal:
                 assert until(lambda: "rank 1 is busy outside any span" in terminal.text, 100)
                 Path("go").touch()
                 assert terminal.wait() == 0
             # more than the newest part, and still true after the records are gone
-            assert "14,000 events" in terminal.text
+            assert "28,000 events" in terminal.text
             assert run.poll() is None
             assert until(lambda: script not in watch().stdout, 100)
         finally:

@@ -109,6 +109,21 @@ def loop(file: Path) -> None:
     dist.barrier()
 
 
+def return_or_loop() -> list[int]:
+    dist.barrier()
+    while dist.get_rank() == 1:
+        pass
+    return [dist.get_rank()]
+
+
+def test_the_trace_of_an_ended_run_holds_the_results_so_far() -> None:
+    """In 0.3.0, these results were pickled."""
+    check_that_the_next_one_works()  # starts the server
+    with pytest.raises(RunTimeout) as caught:
+        simulate(return_or_loop, 2, limit_s=2.0)
+    assert caught.value.trace.results == [[0], None]
+
+
 @pytest.mark.parametrize("how", ["Ctrl-C", "a limit"])
 def test_a_rank_that_loops_is_ended(how: str, tmp_path: Path) -> None:
     file, guard_s = tmp_path / "process", 5.0
