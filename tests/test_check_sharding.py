@@ -195,10 +195,10 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
         (overlapping(wait="never"), "it never waits for one of its calls.", "waits for each"),
         (
             overlapping(by=one),
-            "the gradient of 0.weight is scaled.",
+            " is scaled.",
             "divides by the number of ranks",
         ),
-        (overlapping(writes=False), "the gradient of 0.weight is different.", "writes each part"),
+        (overlapping(writes=False), " is different.", "writes each part"),
         (overlapping(pads=3), CALLS, "join"),
         (overlapping(leaves_out=1), CALLS),
         (overlapping(refills=False), "'NoneType' object has no attribute 'flatten'"),
