@@ -322,10 +322,14 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
         ),
         (averaging(by=lambda replicas: dist.get_world_size()), "ranks in the world", "Divide"),
         (averaging(world=True), "are mixed with the gradients of other stages.", "Pass the group"),
-        (averaging(padding=100), "108 bytes, the size of its gradients, but reduced 508.", "Join"),
+        (averaging(padding=100), "must reduce 108 bytes in each call, but reduced 508.", "Join"),
         (in_slots_of_the_world, "rank 0 must reduce over ranks (0, 2), but", "Pass the group"),
         (averaging(wait=False), "rank 0 never waits for its all_reduce.", "wait()"),
-        (one_by_one, "must call one all_reduce, but called 4 operations (all_reduce).", "Join the"),
+        (
+            one_by_one,
+            "must make 1 call of all_reduce, but called 4 operations (all_reduce).",
+            "Join the",
+        ),
     ],
     check.partition: [
         (rest_to_the_last, "stages must differ by at most one layer, got [2, 2, 2, 4] layers."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -225,10 +226,48 @@ def both_ends(sizes: Any, times: Any) -> list[float]:
     return [first, (last - first) / sizes.max()]
 
 
+# -- mesh_order: the order of a mesh's dimensions
+
+
+Counts = dict[str, int]
+
+
+def count_crossing(sizes: Counts, sent: Counts, per_host: int, order: tuple[str, ...]) -> float:
+    """Returns the bytes per rank that cross between hosts, by the closed form.
+
+    In a ring of n ranks whose neighbours are k apart, a host has per_host / k ranks in a row.
+    """
+    crossing, apart = 0.0, 1
+    for name in reversed(order):
+        if sizes[name] * apart > per_host:
+            crossing += sent[name] * min(1, apart / per_host)
+        apart *= sizes[name]
+    return crossing
+
+
+def by_counting(sizes: Counts, sent: Counts, per_host: int) -> Any:
+    return min(itertools.permutations(sizes), key=partial(count_crossing, sizes, sent, per_host))
+
+
+def by_amount(sizes: Counts, sent: Counts, per_host: int) -> Any:
+    return sorted(sizes, key=lambda name: sent[name])
+
+
+def by_all_amounts(sizes: Counts, sent: Counts, per_host: int) -> Any:
+    return sorted(sizes, key=lambda name: sent[name] * sizes[name])
+
+
+def largest_outside(sizes: Counts, sent: Counts, per_host: int) -> Any:
+    return sorted(sizes, key=lambda name: -sizes[name])
+
+
 NO_NAMES, NOT_THERE = "must be the names of two hosts, got ", "the slow link is not between "
+NO_ORDER = " ranks on a host, your answer must be an order, got "
+TOO_MUCH = "GB from host to host, but "
 NO_LINE = "Your answer must be two non-negative numbers, alpha and beta, got "
 RIGHT: dict[Answer, list[Answer]] = {
     check.slow_link: [by_median, reversed_pair],
+    check.mesh_order: [by_counting, lambda *case: list(by_counting(*case))],
     check.alphabeta: [weighted, as_a_link, both_ends],
 }
 # answers, with words of the reason and of the hint
@@ -242,6 +281,18 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
         (partial(by_median, least=0), NOT_THERE, "Compare messages of 64 KiB and more"),
         (within_hosts_too, "the slow link is not within ", "leave out messages within one host"),
         (lambda messages, hosts: messages["rate"], "KeyError"),
+    ],
+    check.mesh_order: [
+        (by_amount, "the order dp, pp, tp sends 512.0 GB from host to host, but 259.2 GB would"),
+        (by_all_amounts, TOO_MUCH, "Try every order"),
+        (largest_outside, TOO_MUCH, "np.roll(hosts, 1, axis)"),
+        (lambda sizes, *_: [*sizes], TOO_MUCH, "divide by per_host"),
+        (lambda *case: by_counting(*case)[::-1], TOO_MUCH),
+        (lambda sizes, sent, _: by_counting(sizes, sent, 8), TOO_MUCH),
+        (lambda sizes, *_: [*sizes][1:], f"{NO_ORDER}('pp', 'tp').", "Return all keys of sizes"),
+        (lambda *_: "dp pp tp", f"{NO_ORDER}'dp pp tp'.", "in a list"),
+        (lambda *_: None, f"{NO_ORDER}None."),
+        (lambda sizes, *_: sizes["cp"], "KeyError"),
     ],
     check.alphabeta: [
         (unweighted, "alpha must be ", "Divide each error by the time"),

@@ -67,7 +67,8 @@ def test_the_lessons_are_there() -> None:
     names = """
         00_four_processes 01_ring 02_send_recv_deadlock 03_bandwidth 04_stages 05_gradients
         06_schedules 07_generation_ring 08_communication_layer 09_diagnose 10_prediction
-        11_slow_link 12_data_parallel 14_sharding
+        11_slow_link 12_data_parallel 13_ring_attention 14_sharding 15_tensors_in_parallel
+        16_which_parallelism
     """
     assert [lesson.stem for lesson in LESSONS] == names.split()
 
@@ -519,6 +520,43 @@ def test_lesson_12_shows_what_it_claims() -> None:
     assert [row[3] for row in columns(table)] == [32, 30, 27, 20, 0]
 
 
+@in_the_kernel_of("13")
+def test_lesson_13_shows_what_it_claims() -> None:
+    texts = texts_of("13")
+    rounding = [float(each) for each in find(r": (\d\S+)$", texts["blocks-run"])]
+    assert len(rounding) == 4
+    assert max(rounding[:3]) > 1e-3 > 1e-5 > rounding[3]
+    for cell in ("ring-run", "causal-run", "zigzag-run"):
+        (difference,) = find(r"^largest difference from one process: (\S+)$", texts[cell])
+        assert float(difference) < 1e-5
+    shows(texts["ring-compare"], "each rank sent 3 messages, 24,576 bytes\n")
+    held = find(r"^\d ranks: each holds (.+) of (.+) bytes$", texts["ring-memory"])
+    assert held == [("16,384", "16,384"), ("24,576", "32,768"), ("24,576", "49,152")]
+    shares = r"^(\d+) ms; ranks 0 to 3 attend for (\d+) % (\d+) % (\d+) % (\d+) %$"
+    (in_order,), (zigzag,) = (find(shares, texts[cell]) for cell in ("causal-run", "zigzag-run"))
+    # (3 + 33/64) blocks of 40.96 ms, and half of four blocks; resting and messages take more
+    assert int(in_order[0]) >= 144
+    assert int(zigzag[0]) >= 82
+    assert int(in_order[1]) <= 15
+    assert columns(texts["many-run"]) == [
+        [4, 144.1, 82.6, 1.74, 1.75, 14.7, 14.3],
+        [16, 635.8, 328.6, 1.93, 1.94, 3.3, 3.2],
+        [64, 2602.7, 1312.5, 1.98, 1.98, 0.8, 0.8],
+    ]
+    shows(texts["hide-run"], "the message hides from L = 200\n")
+    times = [[64, 5, 26, 26, 32], [128, 21, 43, 43, 64], [256, 84, 76, 84, 159]]
+    times += [[512, 336, 141, 336, 477]]
+    longer, total = ([[*row, row[column]] for row in times] for column in (3, 4))
+    assert columns(texts["hide-run"]) == columns(texts["yours-run"]) == total
+    assert columns(texts["exchange-solution"]) == longer
+    measured = columns(texts["hide-measure"])
+    assert [row[0] for row in measured] == [16, 64, 256, 1024]
+    assert measured[3][3] > measured[0][3]
+    shows(texts["hide-measure"], "2,198 positions over NVLink", "19,780 positions over a network")
+    unseen = find(r"^(.+): (\d+) of 240 blocks are never seen", texts["claims-run"])
+    assert unseen == [("in order", "120"), ("zigzag", "0")]
+
+
 @in_the_kernel_of("14")
 def test_lesson_14_shows_what_it_claims() -> None:
     texts = texts_of("14")
@@ -545,6 +583,78 @@ def test_lesson_14_shows_what_it_claims() -> None:
         assert sent == due_sent
     assert [row[2] for row in rows] == ["16.00", "10.00", "7.00", "4.00"]
     assert [row[3] for row in rows] == ["6.00", "9.00", "6.00", "9.00"]
+
+
+@in_the_kernel_of("15")
+def test_lesson_15_shows_what_it_claims() -> None:
+    texts = texts_of("15")
+    shows(texts["cuts-run"], "as in one process: True")
+    called = find(r"^(\w+) of (.+) bytes$", texts["cuts-compare"])
+    assert called == [("all_reduce", "8,192"), ("all_reduce", "32,768"), ("all_gather", "8,192")]
+    right = find(r"x: (\w+), of up: (\w+), of down: (\w+)$", texts["grads-run"])
+    assert right == [("False", "True", "True")] * 4
+    reduces = "all_reduce of 8,192 bytes"
+    in_torch = [("torch: forward", reduces), ("torch: backward", reduces)]
+    for cell, forward, backward, is_same in (
+        ("torch-run", reduces, "", False),
+        ("layer-solution", reduces, reduces, True),
+        ("yours-run", "", "", False),
+    ):
+        by_hand = [("by hand: forward", forward), ("by hand: backward", backward)]
+        assert find(r"^(\w.+ward) *(.*?) *$", texts[cell]) == by_hand + in_torch
+        shows(texts[cell], f"the same gradient of x: {is_same}\n")
+    kept = find(
+        r": (.+), each rank sends (.+) bytes and keeps (.+); right: True$", texts["sequence-run"]
+    )
+    ways = [("all_reduce", "12,288", "8,704"), ("all_gather and reduce_scatter", "12,288", "2,176")]
+    assert kept == ways
+    meshes = r"mesh (\w): a step takes ([\d.]+) ms, and an all_reduce (\d+) us$"
+    assert find(meshes, texts["mesh-run"]) == [("A", "39.4", "52"), ("B", "65.7", "540")]
+    steps_ms = [row[2] for row in columns(texts["claims-run"])]
+    assert steps_ms == [67.9, 46.6, 39.4, 77.8]
+
+
+@in_the_kernel_of("16")
+def test_lesson_16_shows_what_it_claims() -> None:
+    texts = texts_of("16")
+    shows(texts["machine-code"], "20.4 billion parameters; each of 64 ranks computes 4.17 s")
+    layout = r"^(\w+ .+?)  +([\d.]+) s, +(\d+) GB(.*); computing ([\d.]+)(.*)$"
+    alone, combined, long = (
+        find(layout, texts[f"{name}-run"]) for name in ("alone", "combine", "long")
+    )
+    assert [(name, took) for name, took, *_ in alone] == [
+        ("dp 64", "10.60"),
+        ("dp 64 sharded", "9.91"),
+        ("pp 64", "8.56"),
+        ("tp 64", "166.61"),
+    ]
+    assert [bool(fits) for _, _, _, fits, *_ in alone] == [True, False, False, False]
+    assert {computing for *_, computing, _ in alone + combined} == {"4.17"}
+    assert [(name, took, held) for name, took, held, *_ in combined] == [
+        ("pp 8 x dp 8", "6.62", "42"),
+        ("pp 8 x dp 2 x tp 4", "5.58", "11"),
+        ("pp 8 x tp 8", "5.93", "5"),
+    ]
+    waits = [dict(find(r"(\w+) ([\d.]+)", words)) for *_, words in combined]
+    assert waits[0]["recv"] == "1.67"
+    assert float(waits[2]["all_reduce"]) > 2 * float(waits[1]["all_reduce"])
+    ((_, took, _, _, _, words),) = find(layout, texts["order-run"])
+    assert (took, float(took) // 5.58) == ("62.83", 11)
+    shows(words, "all_reduce 55.36")
+    assert [took for _, took, *_ in long] == ["21.63", "15.83", "14.02", "13.76"]
+    assert {computing for *_, computing, _ in long} == {"7.07"}
+    assert "irecv" not in texts["long-run"]
+    assert [held for _, _, held, *_ in long][2] == "44"
+    shows(texts["published-run"], "fitted: 228 TFLOP/s", "0.79 ns for each number of other work")
+    errors = [*map(float, find(r"\d ([+-]\d+\.\d)%$", texts["published-run"]))]
+    assert (len(errors), max(map(abs, errors))) == (14, 10.1)
+    shows(texts["published-run"], "14 rows that were not fitted: mean error 4.7 %, median 4.4 %,")
+    of_all = "71 rows that were not fitted: mean error 9.5 %, median 6.0 %, largest 52.7 %"
+    shows(texts["published-run"], of_all)
+    assert len(find(r"error [+-]", texts["published-simulate"])) == 4
+    faster = find(layout, texts["claims-run"])
+    assert [took for _, took, *_ in faster] == ["4.48", "5.17", "5.88"]
+    assert round(4.17 / 4.48, 2) == 0.93
 
 
 @in_the_kernel_of("07")

@@ -430,7 +430,7 @@ def test_trace_is_the_same_byte_for_byte_and_keeps_in_a_file(tmp_path: Path) -> 
     assert loaded == simulate_small().trace()
     assert loaded.metadata["constants"] == {
         "semantics": "rendezvous", "ahead": 1, "forward": 1.0, "input": 0.5, "weight": 1.5,
-        "backward": None, "latency": 0.0,
+        "backward": None, "latency": 0.0, "overlap": 0.0,
         "links": {"all": {"alpha_s": 0.125, "beta_s_per_byte": 0.25}}, "size_bytes": [2, 2],
     }  # fmt: skip
 

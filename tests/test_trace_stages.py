@@ -204,7 +204,9 @@ def test_which_spans_are_steps(what: str) -> None:
         bubble = trace.bubble(number)
         actions = [event for event in trace.step(number) if event.label in KIND_OF]
         read = [f"{one.stage}{KIND_OF[one.label or '']}{one.microbatch}" for one in actions]
-        assert sum(bubble.busy) == sum((one.done_ns or 0) - one.post_ns for one in actions)
+        times = [(one.post_ns // 10**6, (one.done_ns or 0) // 10**6) for one in actions]
+        busy_ms = {moment for begin, end in times for moment in range(begin, end)}
+        assert sum(bubble.busy) == 10**6 * len(busy_ms)
         found.append((bubble.schedule, " ".join(read)))
     assert found == expected
 

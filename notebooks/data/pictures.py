@@ -26,6 +26,7 @@ from ringsim import explore
 from ringsim.pipeline import Costs, make_schedule, plot_schedule
 from ringsim.plot.charts import plot_inner_iterations
 from ringsim.plot.style import save_figure
+from ringsim.topologies import Hosts
 from ringsim.traces import bandwidths
 
 DPI, COLOURS = 72, 64
@@ -51,6 +52,71 @@ def average() -> ringsim.Trace:
             dist.all_reduce(torch.zeros(250_000))
 
     return ringsim.simulate(step, world_size=4, link=ringsim.Link(alpha_s=10e-6, beta_s_per_byte=1e-9))
+
+
+def attend() -> ringsim.Trace:
+    """Simulates attention with a causal mask on four ranks, to blocks that travel around the ring."""
+
+    def work() -> None:
+        ring = ringsim.current_ring()
+        block, arriving = torch.zeros(2, 250_000)
+        for step in range(4):
+            if step <= ring.rank:
+                with ringsim.span(f"block {ring.rank - step}"):
+                    ringsim.compute(0.01 if step else 0.005)
+            if step < 3:
+                sent = dist.isend(block, ring.succ, group=ring.succ_group)
+                dist.recv(arriving, ring.pred, group=ring.pred_group)
+                assert sent is not None
+                sent.wait()
+
+    return ringsim.simulate(work, world_size=4, link=ringsim.Link(alpha_s=10e-6, beta_s_per_byte=1e-9))
+
+
+def reduce_and_pass_on() -> ringsim.Trace:
+    """Simulates two stages on two hosts, each with two ranks that share the work of every layer."""
+
+    def work() -> None:
+        rank = ringsim.current_ring().rank
+        groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        x = torch.zeros(250_000)
+        for microbatch in range(3):
+            if rank >= 2:
+                dist.recv(x, rank - 2)
+            with ringsim.span("forward", microbatch=microbatch):
+                for _ in range(4):
+                    ringsim.compute(0.002)
+                    dist.all_reduce(x, group=groups[rank // 2])
+            if rank < 2:
+                dist.send(x, rank + 2)
+
+    hosts = ringsim.topologies.Hosts(2, inner=ringsim.Link(2e-6, 5e-10), outer=ringsim.Link(10e-6, 1e-9))
+    return ringsim.simulate(work, world_size=4, topology=hosts)
+
+
+def share_layers() -> ringsim.Trace:
+    """Simulates a pipeline of four stages, each on a host whose two ranks share the layers of the stage."""
+
+    def step() -> None:
+        stage = dist.get_rank() // 2
+        groups = [dist.new_group([2 * each, 2 * each + 1]) for each in range(4)]
+        sent = []
+        for action in make_schedule("1f1b", 4, 2).actions[stage]:
+            name, way, seconds = ("forward", 2, 0.004) if action.kind == "F" else ("backward", -2, 0.008)
+            before, after = dist.get_rank() - way, dist.get_rank() + way
+            if 0 <= before < 8:
+                dist.recv(torch.zeros(250_000), before)
+            with ringsim.span(name, stage=stage, microbatch=action.microbatch):
+                ringsim.compute(seconds)
+                dist.all_reduce(torch.zeros(10_000_000), group=groups[stage])
+            if 0 <= after < 8:
+                sent.append(dist.isend(torch.zeros(250_000), after))
+        for work in sent:
+            assert work is not None
+            work.wait()
+
+    hosts = Hosts(2, ringsim.Link(10e-6, 1e-10), ringsim.Link(20e-6, 1e-9))
+    return ringsim.simulate(step, world_size=8, topology=hosts)
 
 
 def shard() -> ringsim.Trace:
@@ -89,7 +155,10 @@ PICTURES: dict[str, Callable[[], Axes]] = {
     "10_prediction": lambda: ringsim.compare(step_of("gpipe"), step_of("1f1b")).plot(),
     "11_slow_link": lambda: ringsim.load(HERE / "hosts_dealt.ringtrace").plot_ring(),
     "12_data_parallel": lambda: average().plot_timeline(),
+    "13_ring_attention": lambda: attend().plot_timeline(),
     "14_sharding": lambda: shard().plot_memory(),
+    "15_tensors_in_parallel": lambda: reduce_and_pass_on().plot_timeline(),
+    "16_which_parallelism": lambda: share_layers().plot_timeline(),
 }
 
 

@@ -36,11 +36,17 @@ or does not get enough CPU time, is *undecided*. A busy machine never makes an a
                                        between them
     check.average_gradients(average)   notebooks/12_data_parallel: average the gradients of the
                                        replicas of a stage, in one bucket
+    check.ring_attention(exchange)     notebooks/13_ring_attention: pass blocks of keys and values
+                                       around a ring while each rank attends
     check.bucket_hooks(overlap)        notebooks/14_sharding: average gradients in buckets, during
                                        the backward pass
     check.sharded_step(step)           notebooks/14_sharding: update only a shard of the parameters
     check.sharded_linear(apply)        notebooks/14_sharding: gather a layer's weight, and free it
                                        in time
+    check.tensor_parallel(mlp)         notebooks/15_tensors_in_parallel: run a layer whose matrices
+                                       are cut among ranks, with the right gradients
+    check.mesh_order(choose_order)     notebooks/16_which_parallelism: order the dimensions of a
+                                       mesh, so that few bytes cross between hosts
     check.prediction(said, found)      all lessons: compare a prediction with the result
     check.diagnose(trace, kind, ...)   notebooks/09_diagnose: name the fault in a trace, its ranks,
                                        and an event that shows it
@@ -60,6 +66,7 @@ Example:
     A ring of 1 rank has no pairs, but your answer has 4: (0, 1), (1, 2), (2, 3), (3, 0).
 """
 
+from ringsim.check.attention import ring_attention
 from ringsim.check.backward import gradients
 from ringsim.check.causes import diagnose
 from ringsim.check.communication import ring_all_reduce, timed_op
@@ -68,6 +75,7 @@ from ringsim.check.fits import alphabeta
 from ringsim.check.four_processes import hello
 from ringsim.check.generation import inner_iterations, token_ring
 from ringsim.check.hosts import slow_link
+from ringsim.check.layouts import mesh_order
 from ringsim.check.patients import patient
 from ringsim.check.predictions import prediction
 from ringsim.check.replicas import average_gradients
@@ -76,6 +84,7 @@ from ringsim.check.schedules import fast_schedule, fewest_microbatches, schedule
 from ringsim.check.send_recv import every_order, no_deadlock
 from ringsim.check.sharding import bucket_hooks, sharded_linear, sharded_step
 from ringsim.check.stages import hand_over, partition
+from ringsim.check.tensors import tensor_parallel
 
 __all__ = [
     "CheckResult",
@@ -90,6 +99,7 @@ __all__ = [
     "hand_over",
     "hello",
     "inner_iterations",
+    "mesh_order",
     "no_deadlock",
     "pair_groups",
     "partition",
@@ -97,10 +107,12 @@ __all__ = [
     "prediction",
     "ring",
     "ring_all_reduce",
+    "ring_attention",
     "schedule",
     "sharded_linear",
     "sharded_step",
     "slow_link",
+    "tensor_parallel",
     "timed_op",
     "token_ring",
 ]

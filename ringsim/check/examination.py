@@ -567,7 +567,7 @@ def judge_way(trace: Trace, things: str) -> None:
         if kind == COLLECTIVE:
             raise Wrong(
                 f"{who} called {op}, but only messages between neighbours are allowed.",
-                f"You need only sends and recvs for the sum: pass {things} on, and add up the "
+                f"You need only sends and recvs: pass {things} on to your successor, and use the "
                 f"{things} that arrive.",
             )
         pred, succ = (rank - 1) % size, (rank + 1) % size
@@ -644,6 +644,33 @@ def judge_counts(
             reason = f"{side.who} must {side.verb} {what}, but {side.done} {found or 'none'}."
             raise Wrong(reason, hint)
     judge_unmatched(trace)
+
+
+def judge_rounds(
+    examination: Examination,
+    on_rank: Answer,
+    thing: str,
+    hint: str,
+    judge: Callable[[Trace], None],
+) -> str:
+    """Judges an answer that passes things around rings of several sizes, once around each ring.
+
+    Every rank must send N - 1 things to its successor and receive as many from its predecessor, and
+    ``judge`` judges the results.
+
+    Returns:
+        The sizes, for use in a sentence.
+    """
+    draw = examination.random
+    sizes = [3, 2, draw.choice([4, 5, 6]), 1]
+    sent, received = (thing, " to its successor"), (thing, " from its predecessor")
+    for world_size in sizes:
+        secret = draw.randrange(10**9)
+        trace = examination.run(on_rank, world_size, secret, things=f"{thing}s", hint=RAISED_HINT)
+        judge_counts(trace, [(world_size - 1, world_size - 1)] * world_size, sent, received, hint)
+        judge(trace)
+    examination.judge_content(judge, on_rank, 2, secret)
+    return f"in rings of {listed(sizes)} ranks"
 
 
 def judge_unmatched(trace: Trace, hint: str = "Use the same tag on both sides, or no tag.") -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import numpy as np
 
@@ -69,9 +70,9 @@ def _judge(examination: Examination) -> str:
         trace = examination.run(
             _average_on_rank, stages * replicas, stages, examination.random.randrange(10**9)
         )
-        _judge_waits(trace, about)
+        judge_waits(trace, about)
         _judge_numbers(trace, stages, about)
-        _judge_operations(trace, stages, about)
+        judge_reductions(trace, stages, about, 1, 4 * NUMBERS, _BUCKET_HINT)
     sizes = ", ".join(f"{stages} x {replicas}" for stages, replicas in SIZES)
     return (
         f"Right for {sizes} stages and replicas, with one all_reduce of {4 * NUMBERS} bytes on "
@@ -87,15 +88,13 @@ def _average_on_rank(
 
     from ringsim import comm as dist
 
-    rank, size = dist.get_rank(), dist.get_world_size()
-    groups = [dist.new_group(list(range(stage, size, stages))) for stage in range(stages)]
-    draw = random.Random(f"{secret}/{rank}")
+    draw = random.Random(f"{secret}/{dist.get_rank()}")
     gradients = [
         torch.tensor([float(draw.randrange(1, 1000)) for _ in range(math.prod(shape))]).view(shape)
         for shape in SHAPES
     ]
     before = torch.cat([gradient.flatten() for gradient in gradients]).tolist()
-    function(list(gradients), groups[rank % stages])
+    function(list(gradients), make_group(stages))
     after: list[float] = []
     for gradient, shape in zip(gradients, SHAPES, strict=True):
         found = plain_tensor(gradient)
@@ -105,7 +104,17 @@ def _average_on_rank(
     return before, after
 
 
-def _judge_waits(trace: Trace, about: str) -> None:
+def make_group(stages: int) -> Any:
+    """Creates a group for the replicas of each stage, and returns this rank's group."""
+    from ringsim import comm as dist  # as above
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    groups = [dist.new_group(list(range(stage, size, stages))) for stage in range(stages)]
+    return groups[rank % stages]
+
+
+def judge_waits(trace: Trace, about: str) -> None:
+    """Raises ``Wrong`` unless every collective was waited for."""
     for event in trace:
         if event.kind == "collective" and event.status != "ok":
             reason = f"{about}, rank {event.rank} never waits for its {event.op}."
@@ -147,8 +156,10 @@ def _judge_numbers(trace: Trace, stages: int, about: str) -> None:
         raise Wrong(f"{about}, the gradients of rank {rank} are {what}.", hint)
 
 
-def _judge_operations(trace: Trace, stages: int, about: str) -> None:
-    """Raises ``Wrong`` unless each rank called one all_reduce of all gradients on its group."""
+def judge_reductions(
+    trace: Trace, stages: int, about: str, calls: int, size_bytes: int, hint: str
+) -> None:
+    """Raises ``Wrong`` unless each rank only reduced tensors of this size, on its group."""
     events = trace.events
     for rank in range(trace.world_size):
         called = np.flatnonzero(
@@ -158,24 +169,22 @@ def _judge_operations(trace: Trace, stages: int, about: str) -> None:
         )
         names = [OP_NAMES[op] for op in events.op[called]]
         who = f"{about}, rank {rank}"
-        if names != ["all_reduce"]:
+        if names != ["all_reduce"] * calls:
             called_ones = ", ".join(dict.fromkeys(names)) or "none"
             raise Wrong(
-                f"{who} must call one all_reduce, but called {count(len(names), 'operation')} "
-                f"({called_ones}).",
-                _BUCKET_HINT,
+                f"{who} must make {count(calls, 'call')} of all_reduce, but called "
+                f"{count(len(names), 'operation')} ({called_ones}).",
+                hint,
             )
-        (index,) = called
-        members = tuple(events.tables.groups[events.group[index]].ranks)
         due = tuple(range(rank % stages, trace.world_size, stages))
-        if members != due:
-            raise Wrong(
-                f"{who} must reduce over ranks {due}, but reduced over {members}.", _GROUP_HINT
-            )
-        sent = events.size_bytes[index]
-        if sent != 4 * NUMBERS:
-            raise Wrong(
-                f"{who} must reduce {4 * NUMBERS} bytes, the size of its gradients, but reduced "
-                f"{sent}.",
-                _BUCKET_HINT,
-            )
+        for index in called:
+            members = tuple(events.tables.groups[events.group[index]].ranks)
+            if members != due:
+                raise Wrong(
+                    f"{who} must reduce over ranks {due}, but reduced over {members}.", _GROUP_HINT
+                )
+            sent = events.size_bytes[index]
+            if sent != size_bytes:
+                raise Wrong(
+                    f"{who} must reduce {size_bytes} bytes in each call, but reduced {sent}.", hint
+                )

@@ -7,13 +7,12 @@ from typing import Any
 
 from ringsim.check.examination import (
     ALONE_HINT,
-    RAISED_HINT,
     Answer,
     CheckResult,
     Examination,
     Wrong,
     examine,
-    judge_counts,
+    judge_rounds,
     listed,
     plain_number,
     refuse_text,
@@ -24,8 +23,6 @@ from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 
 Pairs = list[tuple[int, int]]
-_SENT = ("token", " to its successor")
-_RECEIVED = ("token", " from its predecessor")
 _HINT = (
     "Group i contains rank i and its successor, rank (i + 1) % N: the successor of the last rank "
     "is rank 0."
@@ -178,18 +175,8 @@ def ring(function: Answer, *, seed: int | None = None) -> CheckResult:
 
 
 def _judge_rounds(examination: Examination) -> str:
-    draw = examination.random
-    sizes = [3, 2, draw.choice([4, 5, 6]), 1]
-    for world_size in sizes:
-        secret = draw.randrange(10**9)
-        trace = examination.run(
-            _round_on_rank, world_size, secret, things="tokens", hint=RAISED_HINT
-        )
-        due = [(world_size - 1, world_size - 1)] * world_size
-        judge_counts(trace, due, _SENT, _RECEIVED, _COUNT_HINT)
-        _judge_sums(trace)
-    examination.judge_content(_judge_sums, _round_on_rank, 2, secret)
-    return f"The sum and every message are right in rings of {listed(sizes)} ranks."
+    where = judge_rounds(examination, _round_on_rank, "token", _COUNT_HINT, _judge_sums)
+    return f"The sum and every message are right {where}."
 
 
 def _round_on_rank(function: Answer, secret: int) -> tuple[float, float | str]:

@@ -39,6 +39,7 @@ _LOOK_UPS = 32  # at the same time: with this many, ranks have been observed to 
 _LOOK_UP_LIMIT_S = 6.0
 _SLOW_LOOK_UP_S = 0.5
 NO_TORCH = "torch is not installed: you can read and draw traces, but not run ranks"
+NOT_TRIED = "ringsim's analysis of hangs on NCCL has not run on a GPU yet"
 MEASURE = {
     "gloo": "not measured: run `ringsim bandwidth`",
     "nccl": "not measured: run `ringsim bandwidth --device gpu`",
@@ -189,7 +190,8 @@ def _torch(facts: BackendFacts) -> Iterator[tuple[bool, str, str]]:
         yield True, "GPUs", f"{len(facts.gpus)}: {', '.join(facts.gpus)}"
     else:
         yield False, "GPUs", "none: ranks compute on CPUs"
-    yield _backend("NCCL", "gpu", facts)
+    works, what, detail = _backend("NCCL", "gpu", facts)
+    yield works, what, f"{detail}; {NOT_TRIED}"
 
 
 def _backend(what: str, comm_device: str, facts: BackendFacts) -> tuple[bool, str, str]:

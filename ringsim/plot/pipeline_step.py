@@ -7,6 +7,8 @@ rank's phases::
     [F0 ][F1 ]xxxx[B0     ][F2 ][B1     ]xxxx[B2     ]      xxx: the bubble, without computation
      ..====   ..====                                         sends, then recvs
 
+Computations that run at the same time on one rank are half as high, one above the other.
+
 Curves below the rows show the live activations of a few ranks, and dashed lines show the bound from
 the closed form.
 """
@@ -248,7 +250,8 @@ def draw_actions(actions: StageActions, rows: RankRows) -> None:
     }
     names = np.char.add(np.char.add(actions.kind, "-"), chunk.astype(str))
     times = actions.start, actions.end
-    rows.draw_each(looks, "actions", names, place, COMPUTE_LANE, *times, outlined=True)
+    heights = _divide_pairs(actions)
+    rows.draw_each(looks, "actions", names, place, COMPUTE_LANE, *times, *heights, outlined=True)
     if style.is_compact():
         _draw_phases(actions, rows, 1)
     elif rows.points >= PHASES_FROM:
@@ -261,6 +264,7 @@ def draw_actions(actions: StageActions, rows: RankRows) -> None:
         *times,
         lambda box: [f"{actions.microbatch[box]:^{digits}}"],
         lambda box: looks[names[box]].colour,
+        *heights,
     )
 
     if numbers and not style.is_compact():
@@ -269,6 +273,14 @@ def draw_actions(actions: StageActions, rows: RankRows) -> None:
         pale = style.fade(ACTION_LOOKS["F"].colour, PALEST)
         style.swatch(rows.ax, "paler: later stage of the rank", pale)
     _draw_gaps(actions, rows)
+
+
+def _divide_pairs(actions: StageActions) -> tuple[Ints, Ints]:
+    """Returns the (low, high) of each box: half of the lane if it overlaps with a neighbour."""
+    shared = actions.end[:-1] - actions.start[1:]
+    met = (np.diff(actions.rank) == 0) & (shared > LEAST_GAP * actions.makespan)
+    before, after = np.append(False, met), np.append(met, False)
+    return 0.5 * (after & ~before), 1 - 0.5 * before
 
 
 def explain_numbers(ax: Axes) -> None:

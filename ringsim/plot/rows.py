@@ -202,20 +202,24 @@ class RankRows:
         end: Ints,
         texts: Callable[[int], Sequence[str]],
         colour: Callable[[int], str],
+        low: Ints | float = 0.0,
+        high: Ints | float = 1.0,
     ) -> bool:
         """Writes in each bar the first of its ``texts`` that fits, starting with the widest bar.
 
         If none fits, the last one shrinks; in a compact picture, all texts then have the least
         size. Blanks around a text reserve room. A plain background in the bar's ``colour`` hides
-        textures and arrows. Returns whether any bar has a text.
+        textures and arrows. ``low`` and ``high`` are those of ``draw``. Returns whether any bar has
+        a text.
         """
         room = ((end - start) / self.per_point - (0 if style.is_compact() else 1.5)) / LETTER
-        height = np.min((self.lanes.bottom - self.lanes.top)[lane]) * self.points
-        largest = min(style.letters(TEXT_SIZE), height * 0.85)
+        height = (self.lanes.bottom - self.lanes.top)[lane]
+        least = np.min(height * (high - low)) * self.points
+        largest = min(style.letters(TEXT_SIZE), least * 0.85)
         widest = {bar: texts(bar) for bar in np.argsort(-room, kind="stable")[:MOST_TEXTS].tolist()}
         if style.is_compact() and any(room[bar] < len(widest[bar][-1]) * largest for bar in widest):
             largest = min(LEAST_SIZE, largest)
-        x, y = (start + end) / 2, self.middle(rank, lane)
+        x, y = (start + end) / 2, self.middle(rank, lane) + height * (1 - low - high) / 2
         written = []
         for bar, words in widest.items():
             text = next((text for text in words if len(text) * largest <= room[bar]), words[-1])

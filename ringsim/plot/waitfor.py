@@ -27,11 +27,10 @@ from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, kind_te
 from ringsim.traces.looks import LOOKS
 from ringsim.traces.run_parts import join_events
 from ringsim.traces.units import count
+from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from ringsim.traces.value import Trace
 
 MOST_RANKS = 12  # the most nodes; of more ranks, the most important are drawn
 MOST_LABELS = 8
@@ -101,12 +100,11 @@ def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None, **look: Unpack
     return sheet.show(_pictures(diagnosis), ax, **look)
 
 
-def plot_cycle(cycle: Cycle, **look: Any) -> Axes:
-    """Draws the ranks of a schedule that wait for each other, with the actions that block them.
+def diagnose_cycle(cycle: Cycle) -> Diagnosis:
+    """Returns a diagnosis of a schedule whose ranks wait for each other.
 
     Args:
         cycle: the cycle, from the ``diagnosis`` of a ``Deadlock``.
-        **look: the arguments of ``plot_waitfor``.
     """
     ranks = tuple(rank for rank, _ in cycle)
     edges = tuple(
@@ -114,7 +112,9 @@ def plot_cycle(cycle: Cycle, **look: Any) -> Axes:
         for rank, peer, label in zip(ranks, ranks[1:] + ranks[:1], cycle.labels, strict=True)
     )
     finding = Finding("deadlock", ranks, (), cycle.message)
-    return plot_waitfor(Diagnosis((finding,), cycle.num_ranks, edges), **look)
+    origin = {"source": "simulated", "backend": f"virtual clock, {cycle.semantics}"}
+    trace = Trace(make_events({"rank": [], "op": []}), {"world_size": cycle.num_ranks, **origin})
+    return Diagnosis((finding,), cycle.num_ranks, edges, trace=trace)
 
 
 def waitfor_images(diagnosis: Diagnosis) -> Images:

@@ -379,6 +379,11 @@ def _check_formula(step: Step, costs: Costs) -> tuple[Time, Time, Time]:
     """Returns f, i and w; raises ScheduleError if no formula for the step's bubble exists."""
     _check_enough(step)
     f, i, w, b = _times(costs)
+    if step.name == "dualpipe_v" and costs.overlap:
+        raise ScheduleError(
+            f"overlap must be 0 for the closed form of dualpipe_v, got {costs.overlap}. Use "
+            "evaluate, or dualpipe_v_overlapped_idle."
+        )
     if step.name in _VEE and not (f == i == w and b == i + w):
         raise ScheduleError(
             f"f, i and w must be equal for the closed form of {step.name}, and b must be i + w, "

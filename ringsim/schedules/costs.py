@@ -27,6 +27,9 @@ class Costs:
         weight: the time of ``W``.
         backward: the time of ``B``, or None for the sum of ``input`` and ``weight``.
         latency: the time of a message from one rank to another.
+        overlap: how much of the shorter of two actions in ``OVERLAP_F_B`` is hidden behind the
+            longer one: 1 if both run at full speed at the same time, and 0 if a rank has a single
+            stream and runs one after the other, as the executor does.
 
     Example:
         >>> costs = Costs(forward=(1, 1, 4), latency=3)
@@ -39,6 +42,7 @@ class Costs:
     weight: Time | Sequence[Time] = 1
     backward: Time | Sequence[Time] | None = None
     latency: Time = 0
+    overlap: Time = 0
 
     def check(self, num_stages: int) -> None:
         """Checks that each stage has a valid time for each kind of action.
@@ -49,6 +53,11 @@ class Costs:
         Raises:
             ArgumentError: a value is not a time, or a list has the wrong length.
         """
+        if not is_number(self.overlap) or not 0 <= self.overlap <= 1:
+            raise ArgumentError(
+                f"overlap must be from 0 to 1, got {say(self.overlap)}. Use 1 for ranks that run "
+                "two actions at the same time, and 0 for ranks with one stream."
+            )
         for kind, name in (*_NAMES.items(), ("latency", "latency")):
             given = getattr(self, name)
             if given is None and kind == "B":
@@ -94,3 +103,7 @@ class Costs:
                 f"{action.stage}. Pass a single number, or one per stage."
             )
         return cost[action.stage]
+
+    def get_hidden(self, first: Action, second: Action) -> Time:
+        """Returns the time for which two actions that overlap run at the same time, at most."""
+        return self.overlap * min(self.get_duration(first), self.get_duration(second))

@@ -36,7 +36,7 @@ def try_cures(schedule: Schedule, costs: Costs, semantics: Semantics) -> dict[st
         {'lower_in_step': 9}
     """
     cures: dict[str, Time | None] = {}
-    for name, changed, then in _list_changes(schedule, semantics):
+    for name, changed, then in _list_changes(schedule, semantics, overlap=bool(costs.overlap)):
         run, _ = play(changed, costs, then, batched=name == _BATCH)
         # every message is needed, so no rank waits for a send after the last computation
         end = max(times[-1][1] for times in run.times if times)
@@ -57,7 +57,7 @@ def describe_cures(cures: dict[str, Time | None]) -> str:
 
 
 def _list_changes(
-    schedule: Schedule, semantics: Semantics
+    schedule: Schedule, semantics: Semantics, *, overlap: bool
 ) -> Iterator[tuple[str, Schedule, Semantics]]:
     """Yields each change's name, schedule and semantics."""
     for parity, ranks in enumerate(("even", "odd")):
@@ -69,8 +69,9 @@ def _list_changes(
     computations = replace(schedule, actions=tuple(rows))
     with suppress(ScheduleError):  # only part of a step, which cannot be lowered again
         for ahead in range(3):
-            yield f"lower with ahead={ahead}", lower(computations, ahead=ahead), semantics
-        yield "lower_in_step", lower_in_step(computations), semantics
+            lowered = lower(computations, ahead=ahead, overlap=overlap)
+            yield f"lower with ahead={ahead}", lowered, semantics
+        yield "lower_in_step", lower_in_step(computations, overlap=overlap), semantics
     in_order = read_semantics(semantics).in_order
     if in_order == "grouped":
         yield _BATCH, schedule, semantics

@@ -11,6 +11,15 @@ the executor runs. A message takes ``Costs.latency``, but none of the ranks' tim
 determines when a message may start, and ``lower``'s ``ahead`` determines the position of its
 receive.
 
+Two actions in ``OVERLAP_F_B`` run one after the other, unless ``Costs.overlap`` is positive. With
+1, a forward of 1 and a backward of 2 start together. In general, the second action starts as soon
+as its message has arrived and the rest of the first takes no longer than the hidden time::
+
+    overlap=0    F--- B-------      overlap=1/2    F---            overlap=1    F---
+                                                     B-------                   B-------
+
+If they overlap, the messages of both leave when both have ended.
+
 NCCL carries out the messages of a communicator in order, which ``grouped`` and ``paired`` model. As
 on NCCL, the executor then posts messages in the order of ``lower_in_step``, each on its own. A
 schedule that contains its sends and receives keeps its order, and may hang.
@@ -19,6 +28,7 @@ schedule that contains its sends and receives keeps its order, and may hang.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringsim.errors import Deadlock, ScheduleError
@@ -89,10 +99,12 @@ class Evaluation:
 
     @property
     def busy(self) -> tuple[Time, ...]:
-        """The time that each rank spends computing."""
+        """The time that each rank spends computing; two actions that overlap count once."""
+        rows = [self.get_computations(rank) for rank in range(self.schedule.num_ranks)]
         return tuple(
-            sum(timed.end - timed.start for timed in self.get_computations(rank))
-            for rank in range(self.schedule.num_ranks)
+            sum(timed.end - timed.start for timed in row)
+            - sum(max(0, one.end - then.start) for one, then in pairwise(row))
+            for row in rows
         )
 
     @property
@@ -168,19 +180,27 @@ class Cycle(tuple[tuple[int, Action], ...]):
 
     Attributes:
         num_ranks: the number of ranks of the schedule.
+        semantics: the condition under which a message starts.
         labels: each rank's action and, if its message is queued, the action that comes first.
         message: a description of the cycle.
     """
 
     num_ranks: int
+    semantics: Semantics
     labels: list[str]
     message: str
 
     def plot(self, **look: Any) -> Axes:
         """Draws the cycle; the arguments are those of ``Diagnosis.plot``. Returns the axes."""
-        from ringsim.plot.waitfor import plot_cycle
+        from ringsim.plot.waitfor import diagnose_cycle
 
-        return plot_cycle(self, **look)
+        return diagnose_cycle(self).plot(**look)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        """Returns the description and the picture for Jupyter."""
+        from ringsim.plot.waitfor import diagnose_cycle
+
+        return diagnose_cycle(self)._repr_mimebundle_()
 
 
 def evaluate(
@@ -228,29 +248,32 @@ def evaluate(
         ringsim.errors.Deadlock: the schedule cannot finish, because ranks wait for each other: ...
     """
     costs = costs or Costs()
-    lowered = lower_for(schedule, semantics)
+    lowered = lower_for(schedule, semantics, overlap=bool(costs.overlap))
     costs.check(schedule.num_stages)
-    return _collect(*play_through(lowered, costs, semantics), lowered)
+    return _collect(*play_through(lowered, costs, semantics), lowered, costs)
 
 
-def lower_for(schedule: Schedule, semantics: Semantics, *, whole: bool = False) -> Schedule:
+def lower_for(
+    schedule: Schedule, semantics: Semantics, *, whole: bool = False, overlap: bool = False
+) -> Schedule:
     """Checks a schedule, and inserts sends and receives as the executor does.
 
     Args:
         schedule: any schedule; if it is already lowered, its own sends and receives are checked.
         semantics: the condition under which a message starts, as for `evaluate`.
         whole: whether every stage must do the forward and backward of every microbatch.
+        overlap: whether two actions in ``OVERLAP_F_B`` remain a pair.
 
     Raises:
         ArgumentError, ScheduleError, Deadlock: as for `evaluate`.
     """
     in_order = read_semantics(semantics).in_order
-    lowered = lower_checked(schedule, whole=whole)
+    lowered = lower_checked(schedule, whole=whole, overlap=overlap)
     if not in_order or schedule.lowered:
         return lowered
     # raises an error if computations wait for each other
     play_through(lowered, Costs(), "rendezvous")
-    return lower_in_step(schedule)
+    return lower_in_step(schedule, overlap=overlap)
 
 
 def play_through(
@@ -266,7 +289,8 @@ def play_through(
 
     in_order = read_semantics(semantics).in_order
     cycle = Cycle((stuck.rank, find(stuck.rank, stuck.position)) for stuck in run.cycle)
-    cycle.num_ranks, cycle.labels, waits = lowered.num_ranks, [], []
+    cycle.num_ranks, cycle.semantics = lowered.num_ranks, semantics
+    cycle.labels, waits = [], []
     for (rank, action), stuck, then in zip(
         cycle, run.cycle, [*run.cycle[1:], run.cycle[0]], strict=True
     ):
@@ -285,11 +309,14 @@ def play_through(
     raise Deadlock(f"{cycle.message} {remedy}", diagnosis=cycle)
 
 
-def _collect(run: Run, owners: list[list[int]], schedule: Schedule) -> Evaluation:
+def _collect(run: Run, owners: list[list[int]], schedule: Schedule, costs: Costs) -> Evaluation:
     rows = [[TimedAction(action, 0, 0) for action in row] for row in schedule.actions]
     for rank, row in enumerate(rows):
-        for owner, times in zip(owners[rank], run.times[rank], strict=True):
-            row[owner] = TimedAction(row[owner].action, *times)
+        for owner, (start, end) in zip(owners[rank], run.times[rank], strict=True):
+            action = schedule.actions[rank][owner]
+            if action.overlaps:
+                end = start + costs.get_duration(action)
+            row[owner] = TimedAction(action, start, end)
     messages = []
     for message in run.messages:
         send, receive = owners[message.source][message.send], owners[message.rank][message.receive]

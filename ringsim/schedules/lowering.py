@@ -20,6 +20,9 @@ computes. This is 1F1B over two ranks, before and after::
 Sends and receives are *posts*, which do not block. A computation waits for its receive, and the end
 of the step waits for the sends.
 
+With ``overlap=True``, two computations that overlap count as one: their receives are posted before
+both, and their sends after both, as in torch. Otherwise, they run one after the other.
+
 A lowered schedule cannot deadlock even if a send ends only when it is received (a rendezvous). No
 rank waits for a send before the end of the step, so a rank can only be stopped by a message that
 has not been sent. Its sender, in turn, can only be stopped by a message for an earlier computation.
@@ -57,7 +60,14 @@ from dataclasses import replace
 from itertools import accumulate, zip_longest
 
 from ringsim.errors import ScheduleError, check_integer
-from ringsim.schedules.schedule import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, Action, Schedule
+from ringsim.schedules.schedule import (
+    COMPUTE_KINDS,
+    RECV_KINDS,
+    SEND_KINDS,
+    Action,
+    Schedule,
+    join_pairs,
+)
 
 _Post = tuple[Action, int]  # an action and its position
 _BACKWARD = ("B", "I")  # both compute the gradient that the previous stage waits for
@@ -166,6 +176,11 @@ def _check_places(schedule: Schedule) -> None:
                 raise ScheduleError(
                     f"the schedule lists {action} twice {where}. Remove one of the two."
                 )
+            if action.overlaps and not any(one.is_compute for one in row[position + 1 :][:1]):
+                raise ScheduleError(
+                    f"{action} overlaps with the next action, which must be a computation {where}. "
+                    "Move sends and receives before or after the pair."
+                )
             other = {"B": "I", "I": "B"}.get(action.kind)
             if other is not None and action._replace(kind=other) in done:
                 raise ScheduleError(
@@ -219,7 +234,8 @@ def _check_order(schedule: Schedule) -> None:
 
     A backward pass needs its forward pass, ``W`` needs its ``I``, and a stage needs the previous
     stage if both are on the same rank. In a lowered schedule, a computation also needs its receive,
-    and a send needs the computation of its payload.
+    and a send needs the computation of its payload. Computations that overlap cannot need each
+    other.
     """
     lowered = schedule.lowered
     for rank, row in enumerate(schedule.actions):
@@ -233,7 +249,8 @@ def _check_order(schedule: Schedule) -> None:
                         f"{action} needs {names}, which comes later or is missing {where}. "
                         f"Put {names} before {action}."
                     )
-            done.add(action)
+            if not action.overlaps:  # both of two that overlap are done after the second
+                done.update(row[max(position - 1, 0) : position + 1])
 
 
 def _get_needs(
@@ -305,7 +322,7 @@ def _check_complete(schedule: Schedule) -> None:
                 )
 
 
-def lower(schedule: Schedule, *, ahead: int = 1) -> Schedule:
+def lower(schedule: Schedule, *, ahead: int = 1, overlap: bool = False) -> Schedule:
     """Inserts sends and receives into a schedule of computations.
 
     Args:
@@ -313,6 +330,7 @@ def lower(schedule: Schedule, *, ahead: int = 1) -> Schedule:
         ahead: the number of computations between the post of a receive and its use, at least 0.
             With 0, a receive blocks: the message starts to travel when the rank has nothing else to
             do.
+        overlap: whether two actions in ``OVERLAP_F_B`` remain a pair.
 
     Returns:
         The schedule with ``SEND_F``, ``RECV_F``, ``SEND_B`` and ``RECV_B`` between stages on
@@ -332,6 +350,7 @@ def lower(schedule: Schedule, *, ahead: int = 1) -> Schedule:
     check_ahead(ahead)
     if schedule.lowered:
         return schedule
+    schedule = schedule if overlap else _take_apart(schedule)
     receives = _list_receives(schedule)
     rows = (
         _lower_row(row, schedule.stage_ranks, receives[rank], ahead)
@@ -340,12 +359,19 @@ def lower(schedule: Schedule, *, ahead: int = 1) -> Schedule:
     return replace(schedule, actions=tuple(map(tuple, rows)))
 
 
-def lower_checked(schedule: Schedule, *, whole: bool = False) -> Schedule:
+def _take_apart(schedule: Schedule) -> Schedule:
+    """Returns a schedule in which no actions overlap."""
+    rows = (tuple(map(Action._make, row)) for row in schedule.actions)
+    return replace(schedule, actions=tuple(rows))
+
+
+def lower_checked(schedule: Schedule, *, whole: bool = False, overlap: bool = False) -> Schedule:
     """Checks a schedule from any source, and inserts sends and receives.
 
     Args:
         schedule: any schedule; if it is already lowered, its own sends and receives are checked.
         whole: whether every stage must do the forward and backward of every microbatch.
+        overlap: whether two actions in ``OVERLAP_F_B`` remain a pair.
 
     Returns:
         The schedule in the form that `lower` writes.
@@ -363,7 +389,7 @@ def lower_checked(schedule: Schedule, *, whole: bool = False) -> Schedule:
     if whole:
         _check_complete(schedule)
     _check_order(schedule)
-    lowered = lower(schedule)
+    lowered = lower(schedule, overlap=overlap)
     _check_messages(lowered)
     return lowered
 
@@ -391,13 +417,13 @@ def _lower_row(
     """
     lowered: list[Action] = []
     waiting = list(reversed(receives))
-    for position, action in enumerate(row):
-        while waiting and waiting[-1][0] - ahead <= position:
+    position = 0
+    for item in join_pairs(row):
+        position += len(item)
+        while waiting and waiting[-1][0] - ahead < position:
             lowered.append(waiting.pop()[1])
-        lowered.append(action)
-        send = get_send(action, stage_ranks)
-        if send is not None:
-            lowered.append(send)
+        lowered += item
+        lowered += filter(None, [get_send(action, stage_ranks) for action in item])
     return lowered
 
 
@@ -464,13 +490,14 @@ def _find_messages(
     return needed, sent
 
 
-def lower_in_step(schedule: Schedule) -> Schedule:
+def lower_in_step(schedule: Schedule, *, overlap: bool = False) -> Schedule:
     """Inserts sends and receives in an order that any two ranks share.
 
     Both ranks of a pair post the messages between them in the same order, as NCCL requires.
 
     Args:
         schedule: a schedule of computations; a lowered schedule is returned unchanged.
+        overlap: whether two actions in ``OVERLAP_F_B`` remain a pair.
 
     Returns:
         The schedule with ``SEND_F``, ``RECV_F``, ``SEND_B`` and ``RECV_B`` between stages on
@@ -492,7 +519,8 @@ def lower_in_step(schedule: Schedule) -> Schedule:
     """
     if schedule.lowered:
         return schedule
-    waiting = [deque(row) for row in schedule.actions]
+    schedule = schedule if overlap else _take_apart(schedule)
+    waiting = [deque(join_pairs(row)) for row in schedule.actions]
     lowered: list[list[Action]] = [[] for _ in waiting]
     done: set[Action] = set()
     while any(waiting):
@@ -500,11 +528,17 @@ def lower_in_step(schedule: Schedule) -> Schedule:
             rank
             for rank, row in enumerate(waiting)
             if row
-            and not any(done.isdisjoint(need) for need in get_needs(row[0], schedule.stage_ranks))
+            and not any(
+                done.isdisjoint(need)
+                for action in row[0]
+                for need in get_needs(action, schedule.stage_ranks)
+            )
         ]
-        step = [(rank, waiting[rank].popleft()) for rank in ready]
+        step = [(rank, action) for rank in ready for action in waiting[rank].popleft()]
         if not step:
-            stuck = ", ".join(f"{row[0]} on rank {rank}" for rank, row in enumerate(waiting) if row)
+            stuck = ", ".join(
+                f"{row[0][0]} on rank {rank}" for rank, row in enumerate(waiting) if row
+            )
             raise ScheduleError(
                 "the schedule cannot finish, because no rank can perform its next "
                 f"action: {stuck}. Call validate to find the reason."

@@ -341,10 +341,10 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
 def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
     """Returns DualPipeV, which pairs forwards of one chunk with backwards of the other.
 
-    DualPipeV is designed for hardware that can run a forward and a backward at the same time. The
-    paper overlaps the pairs ``F0 B1`` and ``F1 B0`` of the middle phases, so that the messages of
-    one action travel while the other computes. Here, the two actions of a pair run one after the
-    other.
+    DualPipeV is designed for hardware that can run a forward and a backward at the same time. In
+    the middle phases, the forward of one chunk overlaps with the backward of the other.
+    ``Costs.overlap`` determines how much time this saves. By default, it saves none, because the
+    executor runs the two actions one after the other.
 
     Args:
         num_ranks: the number of ranks, each with two stages.
@@ -371,12 +371,14 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
     rows = []
     for rank in range(p):
         after = p - 1 - rank
+        first = int(after == 0)  # the last rank's first forward and backward do not overlap
         phases = [
             (2 * after, "F0"),
             (rank + 1, "F0 F1"),
             (after, "I1 W F1"),
-            (played - p - after, "F0 B1 F1 B0"),
-            (after, "B1 F1 B0"),
+            (first, "F0 B1 F1+ B0"),
+            (played - p - after - first, "F0+ B1 F1+ B0"),
+            (after, "B1 F1+ B0"),
             # rank + 1 times B1 B0; the second half of these backwards is split, because earlier
             # ranks wait for the gradients
             ((rank + 1) // 2, "B1 B0"),

@@ -4,6 +4,8 @@ A computation first waits for its receive. Sends and receives are posted in the 
 and the waits for the sends come at the end::
 
     0F0 0SEND_F0 0RECV_B0 0B0        Compute Send Receive Wait(2) Compute Wait(1)
+
+If two computations overlap, the first lasts only until the second may start.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ def _translate(
             recv = get_recv(action, schedule.stage_ranks)
             if recv is not None:
                 operations.append((Wait(posts[recv]), owner))
-            operations.append((Compute(costs.get_duration(action)), owner))
+            hidden = costs.get_hidden(action, row[owner + 1]) if action.overlaps else 0
+            operations.append((Compute(costs.get_duration(action) - hidden), owner))
         else:
             posts[action] = len(operations)
             peer = schedule.stage_ranks[action.other_side.stage]

@@ -86,10 +86,10 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
-    """Posts a send to a peer and continues. The receive must have the same tag.
+class Post:
+    """Posts one side of a message and continues. Both sides must have the same tag.
 
-    If ``joins`` is set, the send and the rank's next post are in one batch.
+    If ``joins`` is set, this post and the rank's next one are in one batch.
     """
 
     peer: int
@@ -97,16 +97,12 @@ class Send:
     joins: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Receive:
-    """Posts a receive from a peer and continues. The send must have the same tag.
+class Send(Post):
+    """Posts a send to a peer."""
 
-    If ``joins`` is set, the receive and the rank's next post are in one batch.
-    """
 
-    peer: int
-    tag: Hashable = 0
-    joins: bool = False
+class Receive(Post):
+    """Posts a receive from a peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +112,7 @@ class Wait:
     position: int
 
 
-Instruction = Compute | Send | Receive | Wait
+Instruction = Compute | Post | Wait
 _Place = tuple[int, int]  # (rank, position in its list)
 _Queue = tuple[int, Hashable]  # (rank, communicator)
 
@@ -272,22 +268,22 @@ class _Runner:
                     return
                 clock = max(start, done)
             times.append((start, clock))
-            if not isinstance(operation, Send | Receive):
-                continue
-            if not self.in_order:
-                self._begin((rank, position), clock)
-                continue
-            batch.append((rank, position))
-            if not operation.joins:
-                queue = self._find_queue(batch[0])
-                self.queues[queue].append(batch)
-                if self.queues[queue][0] is batch:
-                    self._begin_first(queue)
-                batch = []
+            if isinstance(operation, Post):
+                batch.append((rank, position))
+                if not operation.joins or not self.in_order:
+                    queue = self._find_queue(batch[0])
+                    self.queues[queue].append(batch)
+                    if self.queues[queue][0] is batch:
+                        self._begin_first(queue)
+                    batch = []
 
     def _find_queue(self, place: _Place) -> _Queue:
-        post: Any = self.programs[place[0]][place[1]]
-        return place[0], post.peer if self.in_order == "paired" else None
+        """Returns the queue of a post, which has one of its own if messages are not in order."""
+        rank, position = place
+        post: Any = self.programs[rank][position]
+        if self.in_order == "grouped":
+            return rank, None
+        return rank, post.peer if self.in_order else place
 
     def _begin_first(self, queue: _Queue) -> None:
         for rank, position in self.queues[queue][0]:
@@ -303,29 +299,24 @@ class _Runner:
             self._finish(place, time)
         if partner not in self.begun:
             return
-        other = self.begun[partner]
+        send, receive = (place, partner) if sends else (partner, place)
+        left, posted = self.begun[send], self.begun[receive]
         if self.sends_wait:
-            arrived = max(time, other) + self.latency
-            self._finish(place, arrived)
-            self._finish(partner, arrived)
-        elif sends:
-            self._finish(partner, max(other, time + self.latency))
-        else:
-            self._finish(place, max(time, other + self.latency))
+            left = max(left, posted)
+            self._finish(send, left + self.latency)
+        self._finish(receive, max(left + self.latency, posted))
 
     def _finish(self, place: _Place, time: Time) -> None:
         """Ends a post. If its batch is done, the next one can begin."""
-        batch = [place]
-        if self.in_order:
-            queue = self._find_queue(place)
-            batch = self.queues[queue][0]
-            self.ends[place] = time
-            if not all(each in self.ends for each in batch):
-                return
-            time = self.free[queue] = max(self.ends[each] for each in batch)
-            self.queues[queue].popleft()
-            if self.queues[queue]:
-                self.runnable.append(queue)
+        queue = self._find_queue(place)
+        batch = self.queues[queue][0]
+        self.ends[place] = time
+        if not all(each in self.ends for each in batch):
+            return
+        time = self.free[queue] = max(self.ends[each] for each in batch)
+        self.queues[queue].popleft()
+        if self.queues[queue]:
+            self.runnable.append(queue)
         for each in batch:
             self.done[each] = time
             if each in self.sleepers:
@@ -351,35 +342,36 @@ class _Runner:
 
     def _explain(self, rank: int, position: int, post: int) -> Blocked:
         """Describes a wait for a post. The post, or the one before it, waits for its other side."""
-        head = post
-        if self.in_order:
-            places = self.queues[self._find_queue((rank, post))][0]
-            head = next(each[1] for each in places if each not in self.ends)
+        places = self.queues[self._find_queue((rank, post))][0]
+        head = next(each[1] for each in places if each not in self.ends)
         operation: Any = self.programs[rank][head]
         return Blocked(rank, position, post, head, operation.peer)
 
     def find_cycle(self) -> tuple[Blocked, ...]:
         """Returns a cycle of waits, or nothing if every wait leads to a rank that has ended."""
-        for first in self.list_blocked():
+        stuck = {each.rank: each for each in self.list_blocked()}
+        for first in stuck.values():
             path: dict[_Place, Blocked] = {}
             here: Blocked | None = first
             while here is not None and (here.rank, here.head) not in path:
                 path[here.rank, here.head] = here
-                here = self._follow(here)
+                here = self._follow(here, stuck.get(here.peer))
             if here is not None:
                 return tuple(path.values())[[*path].index((here.rank, here.head)) :]
         return ()
 
-    def _follow(self, blocked: Blocked) -> Blocked | None:
-        """Returns the wait that holds up the other side, or None if its rank has ended."""
-        rank, position = blocked.peer, len(self.times[blocked.peer])
+    def _follow(self, blocked: Blocked, wait: Blocked | None) -> Blocked | None:
+        """Returns the wait that holds up the other side, or None if its rank has ended.
+
+        ``wait`` is the wait in which its rank is blocked, if any.
+        """
         partner = self.partners.get((blocked.rank, blocked.head))
-        waits: Any = self.programs[rank][position:][:1]
-        if partner is not None and partner[1] < position:  # posted, but queued
-            queue = self._find_queue(partner)
-            if not waits or self._find_queue((rank, waits[0].position)) != queue:
-                return self._explain(rank, partner[1], partner[1])
-        return self._explain(rank, position, waits[0].position) if waits else None
+        if partner is None or partner[1] >= len(self.times[blocked.peer]):
+            return wait
+        queue = self._find_queue(partner)  # it is posted, but queued
+        if wait is not None and self._find_queue((wait.rank, wait.post)) == queue:
+            return wait
+        return self._explain(*partner, partner[1])
 
 
 def _match(programs: Sequence[Sequence[Instruction]]) -> dict[_Place, _Place]:
@@ -390,7 +382,7 @@ def _match(programs: Sequence[Sequence[Instruction]]) -> dict[_Place, _Place]:
     posts: dict[Hashable, tuple[list[_Place], list[_Place]]] = {}
     for rank, program in enumerate(programs):
         for position, operation in enumerate(program):
-            if isinstance(operation, Send | Receive):
+            if isinstance(operation, Post):
                 is_receive = isinstance(operation, Receive)
                 ends = (operation.peer, rank) if is_receive else (rank, operation.peer)
                 both = posts.setdefault((*ends, operation.tag), ([], []))

@@ -23,6 +23,10 @@ An action names only its own stage. The other side of a message follows from the
     stage 0         0F0 0SEND_F0 ------->                                ------> 0RECV_B0 0B0
     stage 1                     1RECV_F0 1F0 1SEND_F0 ...  1B0 1SEND_B0 /
 
+A rank with two streams can run two computations at the same time, usually a forward and a backward.
+Such a pair is written like torch's ``(0F3;7B1)OVERLAP_F_B``. In a row, a pair is two actions, the
+first of which is an ``OverlappingAction``.
+
 The published schedules are written as *phases*. A phase is a number of repetitions and the actions
 to repeat. With 4 ranks and 8 microbatches, rank 0 of 1F1B is ``(3, "F"), (5, "F B"), (3, "B")``::
 
@@ -45,6 +49,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,10 +99,27 @@ class Action(NamedTuple):
         return self.kind in COMPUTE_KINDS
 
     @property
+    def overlaps(self) -> bool:
+        """Whether the action runs at the same time as the next one in its row."""
+        return isinstance(self, OverlappingAction)
+
+    @property
     def other_side(self) -> Action:
         """The matching action of a send or a recv."""
         kind, distance = _OTHER_SIDE[self.kind]
         return Action(self.stage + distance, kind, self.microbatch)
+
+
+class OverlappingAction(Action):
+    """The first of two computations that run at the same time; it equals the plain action."""
+
+    __slots__ = ()
+
+
+def join_pairs(row: Iterable[Action]) -> list[tuple[Action, ...]]:
+    """Returns the actions of a row, of which two that overlap are one item."""
+    rest = iter(row)
+    return [(action, *islice(rest, action.overlaps)) for action in rest]
 
 
 def parse_action(text: str) -> Action:
@@ -131,10 +153,10 @@ def parse_action(text: str) -> Action:
 
 
 # the number of repetitions, and the words; a word is a kind, followed by a chunk (0, 1, ...) if the
-# rank has several orders
+# rank has several orders, and by "+" if the action overlaps with the next one
 Phase = tuple[int, str]
-# three arrays of equal length: stages, kinds (indexes into COMPUTE_KINDS), microbatches
-Columns = tuple[Any, Any, Any]
+# four arrays of equal length: stages, kinds (indexes into COMPUTE_KINDS), microbatches, overlaps
+Columns = tuple[Any, Any, Any, Any]
 
 
 class Order(NamedTuple):
@@ -207,8 +229,12 @@ class PhasedRow:
     @cached_property
     def actions(self) -> tuple[Action, ...]:
         """The actions, created on first use."""
-        stage, kind, microbatch = (column.tolist() for column in self.columns())
-        return tuple(map(Action, stage, [COMPUTE_KINDS[code] for code in kind], microbatch))
+        stage, kind, microbatch, overlaps = (column.tolist() for column in self.columns())
+        actions = map(Action, stage, [COMPUTE_KINDS[code] for code in kind], microbatch)
+        return tuple(
+            OverlappingAction(*action) if starts else action
+            for action, starts in zip(actions, overlaps, strict=True)
+        )
 
     def columns(self) -> Columns:
         """Returns the actions as arrays."""
@@ -222,7 +248,7 @@ class PhasedRow:
         for orders, kinds in ((self.forwards, "F"), (self.backwards, "BI")):
             for chunk, order in enumerate(orders):
                 some = np.array(
-                    [name[0] in kinds and int(name[1:] or 0) == chunk for name in names]
+                    [name[0] in kinds and int(name[1:2] or 0) == chunk for name in names]
                 )[word]
                 stage[some], microbatch[some] = order.list_places()
         for code, name in enumerate(names):
@@ -235,8 +261,9 @@ class PhasedRow:
                 )
                 stage[some], microbatch[some] = stage[first], microbatch[first]
         kind = np.array([COMPUTE_KINDS.index(name[0]) for name in names], dtype=np.int8)[word]
+        overlaps = np.array([name.endswith("+") for name in names])[word]
         kept = microbatch < self.num_microbatches
-        return stage[kept], kind[kept], microbatch[kept]
+        return stage[kept], kind[kept], microbatch[kept], overlaps[kept]
 
 
 class PhasedRows(Sequence[tuple["Action", ...]]):
@@ -365,6 +392,7 @@ def phased(
 
 _LINE = re.compile(r"rank (\d{1,9}):(.*)", re.ASCII)
 _SHARDING = re.compile(r"\d{1,9}(UNSHARD|RESHARD|REDUCE_GRAD)", re.ASCII)
+_PAIR = re.compile(r"\((\d+[FBIW]\d+);(\d+[FBIW]\d+)\)OVERLAP_F_B", re.ASCII)
 
 
 def to_text(schedule: Schedule) -> str:
@@ -383,9 +411,15 @@ def to_text(schedule: Schedule) -> str:
         rank 1: 1F0 1B0 1F1 1B1
     """
     return "".join(
-        " ".join([f"rank {rank}:", *map(str, row)]) + "\n"
+        " ".join([f"rank {rank}:", *_write_cells(row)]) + "\n"
         for rank, row in enumerate(schedule.actions)
     )
+
+
+def _write_cells(row: Sequence[Action]) -> list[str]:
+    return [
+        f"({one};{other[0]})OVERLAP_F_B" if other else str(one) for one, *other in join_pairs(row)
+    ]
 
 
 def from_text(text: str, *, name: str = "own") -> Schedule:
@@ -393,7 +427,8 @@ def from_text(text: str, *, name: str = "own") -> Schedule:
 
     Args:
         text: one line per rank, in order, in the form that ``to_text`` writes; empty lines are
-            ignored.
+            ignored, and so are the actions that torch adds for sharded parameters, as in
+            ``from_csv``.
         name: the name of the schedule.
 
     Returns:
@@ -437,7 +472,7 @@ def to_csv(schedule: Schedule) -> str:
         ['0F0,0B0', '1F0,1B0']
     """
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows([map(str, row) for row in schedule.actions])
+    csv.writer(buffer, lineterminator="\n").writerows(map(_write_cells, schedule.actions))
     return buffer.getvalue()
 
 
@@ -445,9 +480,9 @@ def from_csv(text: str, *, name: str = "own") -> Schedule:
     r"""Reads a schedule from CSV, in the format that ``torch.distributed.pipelining`` dumps.
 
     Args:
-        text: the CSV text, with one row per rank and one cell per action. ``0UNSHARD``,
-            ``0RESHARD`` and ``0REDUCE_GRAD``, which torch adds for sharded parameters, are ignored;
-            a cell with two simultaneous actions, such as ``(0F7;7B3)OVERLAP_F_B``, raises an error.
+        text: the CSV text, with one row per rank and one cell per action, or per pair of actions
+            that overlap, such as ``(0F7;7B3)OVERLAP_F_B``. ``0UNSHARD``, ``0RESHARD`` and
+            ``0REDUCE_GRAD``, which torch adds for sharded parameters, are ignored.
         name: the name of the schedule.
 
     Returns:
@@ -508,16 +543,13 @@ def _from_cells(rows: Iterable[list[str]], name: str) -> Schedule:
 
 
 def _read_cell(cell: str, where: str) -> list[Action]:
-    """Returns a cell's action in a list, empty if the cell is empty or concerns sharding."""
+    """Returns a cell's actions; there are none if the cell is empty or concerns sharding."""
     if not cell or _SHARDING.fullmatch(cell):
         return []
-    if cell.endswith("OVERLAP_F_B"):
-        raise ScheduleError(
-            f"a cell must contain one action, got {say(cell)} ({where}). Write the "
-            "two actions one after the other, which is how torch "
-            "runs them if no function is registered for OVERLAP_F_B."
-        )
+    pair = _PAIR.fullmatch(cell)
     try:
+        if pair is not None:
+            return [OverlappingAction(*parse_action(pair[1])), parse_action(pair[2])]
         return [parse_action(cell)]
     except ScheduleError as error:
         raise ScheduleError(f"{error} ({where})") from None

@@ -65,17 +65,17 @@ class Columns:
         stage: the stage of each computation.
         kind: the kind of each computation, as an index into ``COMPUTE_KINDS``.
         microbatch: the microbatch of each computation.
+        overlaps: whether each computation overlaps with the next one.
         sent_after: for each computation, the sender's computation after which the message is sent,
             or -1 if the computation needs no message.
         posted_after: for each computation, the computation on the same rank after which the receive
             is posted, or -1 if the receive is posted at the start.
         queued_after: for each computation, the one whose message uses the link just before, or -1
             if the message is the first on its link, or if there is no message.
-        behind: for each computation, the ones whose messages must be done before the send and
-            before the receive of its message begin, or -1 if there are none; shape (2, n), or None
-            if messages are not carried out in order.
-        waits: whether the send of each computation's message waits for the receive, shape (n,), or
-            None like ``behind``.
+        in_order: None if messages are not carried out in order. Otherwise, three arrays. For each
+            computation, the first two hold the ones whose messages must be done before the send and
+            before the receive of its message begin, or -1 if there are none. The third holds
+            whether the send waits for the receive.
     """
 
     name: str
@@ -85,11 +85,11 @@ class Columns:
     stage: Ints
     kind: Ints
     microbatch: Ints
+    overlaps: Ints
     sent_after: Ints
     posted_after: Ints
     queued_after: Ints
-    behind: Ints | None = None
-    waits: Ints | None = None
+    in_order: tuple[Ints, Ints, Ints] | None = None
 
     def __len__(self) -> int:
         """Returns the number of computations."""
@@ -134,6 +134,15 @@ class Columns:
             int(self.microbatch[operation]),
         )
 
+    def find_hidden(self, durations: Ints, overlap: Ints) -> Ints:
+        """Returns the time by which each computation may start before the previous one ends.
+
+        ``durations`` and the result have the shape (n,), or (n, K) for K sets of costs.
+        """
+        hidden: Ints = overlap * np.minimum(durations, durations[self.before])
+        hidden[~np.append(self.overlaps, False)[self.before]] = 0
+        return hidden
+
     def sources(self, operations: Ints) -> Ints:
         """Returns the ranks that send the computations' messages, or -1 if there is no message."""
         owner = np.array([*self.stage_ranks, -1])
@@ -144,13 +153,14 @@ class Columns:
         return sources
 
 
-def columns_of(schedule: Schedule, ahead: int = 1) -> Columns:
+def columns_of(schedule: Schedule, ahead: int = 1, *, overlap: bool = False) -> Columns:
     """Returns a schedule as columns, expanding phases directly into arrays.
 
     Args:
         schedule: any schedule, lowered or not; it may cover only part of a step.
         ahead: the number of computations between the post of a receive and its use, as in `lower`.
             It is ignored for a lowered schedule, which contains its receives.
+        overlap: whether two actions in ``OVERLAP_F_B`` overlap.
 
     Returns:
         The computations, with the positions of their messages.
@@ -170,7 +180,7 @@ def columns_of(schedule: Schedule, ahead: int = 1) -> Columns:
     # the phases of ringsim's own schedules are known to follow the rules
     if not isinstance(schedule.actions, PhasedRows):
         lower_checked(schedule)
-    reader = _Reader(schedule)
+    reader = _Reader(schedule, overlap=overlap)
     return reader.read(min(ahead, len(reader.stage)))  # a receive cannot be posted before the start
 
 
@@ -197,29 +207,31 @@ def put_in_order(
             waits[here] = sizes[min(action.stage, other.stage)] > limit
             if receives or waits[here]:
                 last[queue] = here
-    return replace(columns, behind=behind, waits=waits)
+    return replace(columns, in_order=(*behind, waits))
 
 
-def _read_actions(schedule: Schedule) -> tuple[Ints, Ints, Ints, Ints]:
-    """Returns all actions' stages, kinds and microbatches, and each rank's number of actions."""
+def _read_actions(schedule: Schedule) -> tuple[Ints, ...]:
+    """Returns all actions as columns of a `PhasedRow`, and each rank's number of actions."""
     if isinstance(schedule.actions, PhasedRows):
         columns = [row.columns() for row in schedule.actions.rows]
-        stage, kind, microbatch = (np.concatenate(each) for each in zip(*columns, strict=True))
-        return stage, kind, microbatch, np.array([len(column[0]) for column in columns])
-    stages, kinds, microbatches = list(
-        zip(*chain.from_iterable(schedule.actions), strict=True)
-    ) or [(), (), ()]
+        whole = (np.concatenate(each) for each in zip(*columns, strict=True))
+        return *whole, np.array([len(column[0]) for column in columns])
+    actions = [*chain.from_iterable(schedule.actions)]
+    stages, kinds, microbatches = list(zip(*actions, strict=True)) or [(), (), ()]
     codes = np.array([_CODES[kind] for kind in kinds], dtype=np.int8)
+    overlaps = np.array([action.overlaps for action in actions], dtype=bool)
     counts = np.array([len(row) for row in schedule.actions], dtype=np.int64)
-    return np.array(stages, dtype=np.int64), codes, np.array(microbatches, dtype=np.int64), counts
+    places = np.array([stages, microbatches], dtype=np.int64)
+    return places[0], codes, places[1], overlaps, counts
 
 
 class _Reader:
     """Finds messages from the columns of all actions, including sends and receives."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, *, overlap: bool) -> None:
         self.schedule = schedule
-        self.stage, self.kind, self.microbatch, counts = _read_actions(schedule)
+        self.stage, self.kind, self.microbatch, self.overlaps, counts = _read_actions(schedule)
+        self.overlaps &= overlap
         self.rank = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         self.computes = self.kind <= _W
         # The index of each action, or -1 if it is missing. Two extra stages ensure that lookups
@@ -249,13 +261,14 @@ class _Reader:
             for some in np.split(order, np.flatnonzero(new)[1:]):
                 posted[some] = np.minimum.accumulate(posted[some][::-1])[::-1]
             posted -= ahead + 1
+            posted -= self.overlaps[posted]  # before both of two that overlap
         else:
             posted = number[receive]
         sent_after, posted_after, queued_after = np.full(
             (3, int(self.computes.sum())), -1, dtype=np.int32
         )
         of = number[needing]
-        sent_after[of] = number[send]
+        sent_after[of] = number[send] + self.overlaps[send]
         posted_after[of] = np.where(posted >= begins[rank], posted, -1)
         follows = ~new[1:]
         queued_after[of[order[1:][follows]]] = of[order[:-1][follows]]
@@ -265,7 +278,7 @@ class _Reader:
         schedule = self.schedule
         return Columns(
             schedule.name, schedule.num_microbatches, schedule.stage_ranks, begins, stage,
-            self.kind[self.computes], microbatch,
+            self.kind[self.computes], microbatch, self.overlaps[self.computes],
             sent_after, posted_after, queued_after,
         )  # fmt: skip
 
@@ -325,11 +338,13 @@ class Prices(NamedTuple):
             gradients) and by receiving stage, shape (2, S).
         latency: the time that the message then travels, shape (2, S), or -inf if the stage receives
             no message from another rank.
+        overlap: how much of the shorter of two computations that overlap is hidden, shape (1,).
     """
 
     duration: Ints
     occupancy: Ints
     latency: Ints
+    overlap: Ints
 
     @property
     def is_exact(self) -> bool:
@@ -367,7 +382,8 @@ def make_prices(
         [costs.get_duration(Action(stage, kind, 0)) for stage in range(num_stages)]
         for kind in COMPUTE_KINDS
     ]
-    exact = any(isinstance(time, Fraction) for time in chain(*durations, [costs.latency]))
+    numbers = chain(*durations, [costs.latency, costs.overlap])
+    exact = any(isinstance(number, Fraction) for number in numbers)
     dtype: Any = object if exact else np.float64
     occupancy = np.zeros((2, num_stages), dtype=dtype)
     latency = np.full((2, num_stages), -np.inf, dtype=dtype)
@@ -383,9 +399,8 @@ def make_prices(
             [each.beta_s_per_byte for each in used]
         )
         latency[direction, stage] = [each.alpha_s for each in used]
-    return Prices(
-        np.array(durations, dtype=dtype).reshape(len(COMPUTE_KINDS), num_stages), occupancy, latency
-    )
+    duration = np.array(durations, dtype=dtype).reshape(len(COMPUTE_KINDS), num_stages)
+    return Prices(duration, occupancy, latency, np.array([costs.overlap], dtype=dtype))
 
 
 def spread_sizes(size_bytes: Sizes, num_stages: int, *, has_link: bool) -> list[int]:

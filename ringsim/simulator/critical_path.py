@@ -112,11 +112,11 @@ def find_critical_path(times: Times) -> CriticalPath:
     program order takes precedence over data.
     """
     operations, ends, hops = times.columns, times.ends, list[PathPart]()
-    zero: Any = ends[:0].sum()
     here = int(ends.argmax()) if len(ends) else -1
+    until: Any = ends.max(initial=0)
     while here >= 0:
         before = int(operations.before[here])
-        own, arrived = ends[before] if before >= 0 else zero, times.arrivals[here]
+        own, arrived = times.free[here], times.arrivals[here]
         waited = arrived > own
         reason = DATA if waited else PROGRAM if before >= 0 else START
         hops.append(
@@ -125,11 +125,14 @@ def find_critical_path(times: Times) -> CriticalPath:
                 int(operations.rank[here]),
                 -1,
                 plain(arrived if waited else own),
-                plain(ends[here]),
+                plain(until),
                 reason,
             )
         )
         here = _walk_messages(hops, times, here) if waited else before
+        until = (
+            ends[here] if waited else own
+        )  # two that overlap share the time until the first ends
     return CriticalPath(tuple(reversed(hops)))
 
 
@@ -148,8 +151,8 @@ def _walk_messages(hops: list[PathPart], times: Times, here: int) -> int:
         if ends[made] != start:
             is_late = times.rendezvous and posted >= 0 and ends[posted] == start
             reason, next_place = (RECEIVER_LATE, posted) if is_late else (LINK_BUSY, queued)
-            if not is_late and operations.behind is not None:
-                places = operations.behind[:, here].tolist()
+            if not is_late and operations.in_order is not None:
+                places = (int(each[here]) for each in operations.in_order[:2])
                 ended = (each for each in places if each >= 0 and times.arrivals[each] == start)
                 next_place = next(ended, queued)
         kind, step = ("SEND_F", -1) if operations.kind[here] == FORWARD else ("SEND_B", 1)

@@ -26,7 +26,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ringsim.errors import ArgumentError
 from ringsim.schedules.phases import gpipe, one_f_one_b
 from ringsim.schedules.schedule import PhasedRows, Schedule
 from ringsim.simulator.columns import Columns, Prices
@@ -63,6 +62,20 @@ class Times:
         way = self.columns.direction, self.columns.stage
         arrivals: Ints = self.message_starts + self.prices.occupancy[way] + self.prices.latency[way]
         return arrivals
+
+    @cached_property
+    def free(self) -> Ints:
+        """The time from which the rank is free for each computation."""
+        columns, prices = self.columns, self.prices
+        hidden = columns.find_hidden(prices.duration[columns.kind, columns.stage], prices.overlap)
+        free: Ints = self.ends_of(columns.before) - hidden
+        return free
+
+    @property
+    def starts(self) -> Ints:
+        """The start of each computation: its rank is free, and its message has arrived."""
+        starts: Ints = np.maximum(self.free, self.arrivals)
+        return starts
 
     def ends_of(self, operations: Ints) -> Ints:
         """Returns the ends of computations, with 0 for index -1, the start of the step."""
@@ -114,40 +127,48 @@ class Levels:
             message_place[columns.queued_after[self.messages]],
         )
 
-    def _price(self, prices: Prices) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    @cached_property
+    def _in_order(self) -> tuple[Ints, Ints, Ints] | None:
+        """The arrays ``in_order`` of the columns for each message, as indexes."""
+        if self.columns.in_order is None:
+            return None
+        send_after, receive_after, waits = (each[self.messages] for each in self.columns.in_order)
+        return self._message_place[send_after], self._message_place[receive_after], waits
+
+    def _price(self, prices: Prices) -> tuple[Ints, ...]:
         """Returns tables of prices with a row for each kind and stage.
 
-        The other results are the row of each computation and the row of each message.
+        The other results are the hidden time of each computation, its row, and the row of each
+        message.
         """
         columns, stages = self.columns, np.int32(self.columns.num_stages)
-        tables = prices.map(lambda table: table.reshape(-1, *table.shape[2:]))
-        row = columns.kind[self.order] * stages + columns.stage[self.order]
+        *tables, overlap = prices.map(lambda table: table.reshape(-1, *table.shape[2:]))
+        rows = columns.kind * stages + columns.stage
+        hidden = columns.find_hidden(tables[0][rows], overlap)[self.order]
         message_row = columns.direction[self.messages] * stages + columns.stage[self.messages]
-        return *tables, row, message_row
+        return *tables, hidden, rows[self.order], message_row
 
     def time(self, prices: Prices, *, rendezvous: bool) -> tuple[Ints, Ints, Ints | None]:
         """Returns each computation's end, message start and end of the receive, as in `Times`.
 
         The shapes are (n,), or (n, K) for K sets of costs.
         """
-        duration, occupancy, latency, row, message_row = self._price(prices)
+        duration, occupancy, latency, hidden, row, message_row = self._price(prices)
         before, message, sent, posted, queued = self._needs
         count, extra = len(self.order), duration.shape[1:]
         # the last entry, which -1 selects, is the start of the step
         ends = np.zeros((count + 1, *extra), dtype=duration.dtype)
         started = np.full((len(self.messages) + 1, *extra), -np.inf, dtype=duration.dtype)
         free, arrived = started.copy(), started.copy()
-        behind, waits = self.columns.behind, self.columns.waits
-        if behind is not None and waits is not None:
-            behind, waits = self._message_place[behind[:, self.messages]], waits[self.messages]
         for level in range(len(self.bounds) - 1):
             some = slice(self.message_bounds[level], self.message_bounds[level + 1])
             if some.start < some.stop:
                 start = ends[sent[some]]
-                if behind is not None and waits is not None:
-                    np.maximum(start, arrived[behind[0, some]], out=start)
-                    ready = np.maximum(ends[posted[some]], arrived[behind[1, some]])
-                    start[waits[some]] = np.maximum(start, ready)[waits[some]]
+                if self._in_order is not None:
+                    send_after, receive_after, waits = (each[some] for each in self._in_order)
+                    np.maximum(start, arrived[send_after], out=start)
+                    ready = np.maximum(ends[posted[some]], arrived[receive_after])
+                    start[waits] = np.maximum(start, ready)[waits]
                 elif rendezvous:
                     np.maximum(start, ends[posted[some]], out=start)
                 np.maximum(start, free[queued[some]], out=start)
@@ -155,14 +176,14 @@ class Levels:
                 start += occupancy[message_row[some]]
                 free[some] = start
                 start += latency[message_row[some]]
-                arrived[some] = start if behind is None else np.maximum(start, ready)
+                arrived[some] = start if self._in_order is None else np.maximum(start, ready)
             some = slice(self.bounds[level], self.bounds[level + 1])
             if some.start < some.stop:
-                end = np.maximum(ends[before[some]], arrived[message[some]])
+                end = np.maximum(ends[before[some]] - hidden[some], arrived[message[some]])
                 end += duration[row[some]]
                 ends[some] = end
         place = self._message_place[:-1]
-        received = None if behind is None else arrived[place]
+        received = None if self._in_order is None else arrived[place]
         return ends[self._place[:-1]], started[place], received
 
     def last_ends(self, prices: Prices, *, rendezvous: bool) -> Ints:
@@ -173,31 +194,29 @@ class Levels:
         """Returns each computation's latest end that does not lengthen the step, shape (n,).
 
         The prices must be float64, for a single set of costs.
-
-        Raises:
-            ArgumentError: messages are carried out in order.
         """
-        if self.columns.behind is not None:
-            raise ArgumentError(
-                "the slack is unknown if messages are carried out in order. Use rendezvous "
-                "semantics."
-            )
-        duration, occupancy, latency, row, message_row = self._price(prices)
+        duration, occupancy, latency, hidden, row, message_row = self._price(prices)
         before, message, sent, posted, queued = self._needs
         ends = np.full(len(self.order) + 1, makespan)
-        frees = np.full(len(self.messages) + 1, np.inf)
+        frees, arrivals = np.full((2, len(self.messages) + 1), np.inf)
         for level in range(len(self.bounds) - 2, -1, -1):
             some = slice(self.bounds[level], self.bounds[level + 1])
             start = ends[some] - duration[row[some]]
-            ends[before[some]] = np.minimum(ends[before[some]], start)
-            waits = message[some] >= 0
-            own = message[some][waits]
-            frees[own] = np.minimum(frees[own], start[waits] - latency[message_row[own]])
+            ends[before[some]] = np.minimum(ends[before[some]], start + hidden[some])
+            arrivals[message[some]] = np.minimum(arrivals[message[some]], start)
             some = slice(self.message_bounds[level], self.message_bounds[level + 1])
-            start = frees[some] - occupancy[message_row[some]]
+            arrival = arrivals[some]
+            start = np.minimum(frees[some], arrival - latency[message_row[some]])
+            start -= occupancy[message_row[some]]
             frees[queued[some]] = np.minimum(frees[queued[some]], start)
             np.minimum.at(ends, sent[some], start)  # several sends may follow a computation
-            if rendezvous:
+            if self._in_order is not None:
+                send_after, receive_after, waits = (each[some] for each in self._in_order)
+                ready = np.where(waits, start, arrival)
+                np.minimum.at(ends, posted[some], ready)
+                np.minimum.at(arrivals, send_after, start)
+                np.minimum.at(arrivals, receive_after, ready)
+            elif rendezvous:
                 np.minimum.at(ends, posted[some], start)
         return ends[self._place[:-1]]
 
@@ -239,8 +258,8 @@ def find_levels(columns: Columns) -> Levels | None:
     level = 0
     while len(here):
         can_start = (level_of[sent[heads]] >= 0) & (level_of[posted[heads]] >= 0)
-        if columns.behind is not None:
-            can_start &= (message_level[columns.behind[:, heads]] >= 0).all(axis=0)
+        for after in (columns.in_order or ())[:2]:
+            can_start &= message_level[after[heads]] >= 0
         ready = heads[can_start]
         message_level[ready] = level
         after = following[ready]

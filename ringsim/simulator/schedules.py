@@ -69,7 +69,7 @@ class Source:
         ahead: the number of computations between the post of a receive and its use.
         semantics: the condition under which a message starts.
         sizes: the size in bytes of a message at each boundary between stages.
-        costs: the costs of the computations, if there is a single variant.
+        costs: the costs of the computations, or of the first variant.
     """
 
     schedule: Schedule
@@ -96,10 +96,12 @@ class Source:
     @cached_property
     def columns(self) -> Columns:
         """The schedule's computations as columns."""
+        overlap = bool(self.costs.overlap)
         if not self.in_order:
-            return columns_of(self.schedule, self.ahead)
-        lowered = lower_for(self.schedule, self.semantics)
-        return put_in_order(columns_of(lowered), lowered, self.semantics, self.sizes)
+            return columns_of(self.schedule, self.ahead, overlap=overlap)
+        lowered = lower_for(self.schedule, self.semantics, overlap=overlap)
+        columns = columns_of(lowered, overlap=overlap)
+        return put_in_order(columns, lowered, self.semantics, self.sizes)
 
     @cached_property
     def levels(self) -> Levels:
@@ -109,7 +111,7 @@ class Source:
         """
         levels = find_levels(self.columns)
         if levels is None:
-            lowered = lower(self.schedule, ahead=self.ahead)
+            lowered = lower(self.schedule, ahead=self.ahead, overlap=bool(self.costs.overlap))
             semantics = self.in_order if self.in_order and self.rendezvous else self.semantics
             # raises an error that lists the ranks that wait for each other
             evaluate(lowered, self.costs, semantics)
@@ -143,12 +145,19 @@ class Source:
         return found
 
     def find_busy(self, prices: Prices) -> Ints:
-        """Returns the time that each rank spends computing, shape (ranks,)."""
+        """Returns the time that each rank spends computing, shape (ranks,).
+
+        Two computations that overlap count once.
+        """
         if self.wave is not None:
             busy: Ints = self.schedule.num_microbatches * (prices.duration[0] + prices.duration[1])
             return busy
         busy = np.zeros(self.schedule.num_ranks, dtype=prices.duration.dtype)
         np.add.at(busy, self.columns.rank, prices.duration[self.columns.kind, self.columns.stage])
+        if self.columns.overlaps.any():
+            times = Times(self.columns, prices, self.rendezvous, *self.time(prices))
+            both = np.maximum(times.ends_of(self.columns.before) - times.starts, 0)
+            np.subtract.at(busy, self.columns.rank, both)
         return busy
 
 
@@ -257,10 +266,10 @@ class ScheduleRun:
     def starts(self) -> Ints:
         """The start of each computation, shape (n,).
 
-        A computation starts when the previous one has ended and its message has arrived.
+        A computation starts when the previous one has ended, unless the two overlap, and its
+        message has arrived.
         """
-        starts: Ints = np.maximum(self._times.ends_of(self.operations.before), self._times.arrivals)
-        return starts
+        return self._times.starts
 
     @property
     def message_starts(self) -> Ints:
@@ -596,13 +605,18 @@ def _simulate_variants(source: Source, costs: Sequence[Costs], link: Any) -> Wha
             f"costs must be Costs or a list of Costs, got {say(costs)}. Pass, for example, "
             "Costs(forward=1, backward=2)."
         )
+    if len({bool(each.overlap) for each in costs}) > 1:
+        raise ArgumentError(
+            "overlap must be 0 in all of the costs or in none, because it changes when messages "
+            "leave. Simulate them in two calls."
+        )
     links = list(link) if is_list(link) else [link] * len(costs)
     if len(links) != len(costs) or not links:
         raise ArgumentError(
             f"costs and link must be lists of the same length, at least 1, got {len(costs)} and "
             f"{len(links)}. Pass a single link, or one per Costs."
         )
-    schedule = source.schedule
+    source, schedule = replace(source, costs=costs[0]), source.schedule
     variants = [
         make_prices(schedule.stage_ranks, *each, source.sizes)
         for each in zip(costs, links, strict=True)

@@ -90,7 +90,7 @@ class _Part:
         self.place = place = np.flatnonzero(np.repeat(wanted, np.diff(operations.first)))
         # for each rank
         lasts = np.where(np.diff(operations.first) > 0, operations.first[1:] - 1, -1)
-        self.own, self.sent, self.posted, self.last = (
+        self.before, self.sent, self.posted, self.last = (
             times.ends_of(each).astype(np.float64)
             for each in (
                 operations.before[place],
@@ -99,6 +99,7 @@ class _Part:
                 lasts,
             )
         )
+        self.own = times.free[place].astype(np.float64)
         self.arrived = times.arrivals[place].astype(np.float64)
         self.done = times.ends[place].astype(np.float64)
         self.begins = np.maximum(self.own, self.arrived)
@@ -110,6 +111,8 @@ class _Part:
         operations, place = self.operations, self.place[some]
         rank, label = operations.rank[place], operations.kind[place] + 1  # label 0 is the step's
         of = {"stage": operations.stage[place], "microbatch": operations.microbatch[place]}
+        # a computation that overlaps with the previous one has a stream of its own
+        of["thread"] = (self.begins < self.before)[some].astype(np.int64)
         spans = _rows(
             rank, "span", 2 * place, post=self.begins[some], done=self.done[some], label=label, **of
         )
@@ -188,6 +191,7 @@ def _rows(
     for name in ("stage", "microbatch", "label", "peer", "group", "payload"):
         rows[name] = given.get(name, nothing)
     rows["tag"] = 0 * nothing if "peer" in given else nothing
+    rows["thread"] = given.get("thread", 0 * nothing)
     return rows
 
 

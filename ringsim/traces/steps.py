@@ -546,16 +546,24 @@ def measure_bubble(actions: StageActions) -> Bubble:
         Pipeline Parallelism, 2023, arXiv 2401.10241.
     """
     own = [actions.of(rank) for rank in actions.ranks]
-    busy = tuple(float((each.end - each.start).sum()) for each in own)
+    busy = tuple(map(_measure_busy, own))
     span = tuple(each.makespan for each in own)
+    # the formulas assume that a rank runs one computation after the other
+    overlaps = sum(busy) < 0.999 * (actions.end - actions.start).sum()
     return Bubble(
         actions.schedule,
         tuple(actions.ranks),
         actions.makespan,
         busy,
         span,
-        _by_formula(actions, _know_bubble),
+        None if overlaps else _by_formula(actions, _know_bubble),
     )
+
+
+def _measure_busy(own: StageActions) -> float:
+    """Returns the time that a rank computes; computations at the same time count once."""
+    before = np.maximum.accumulate(np.append(own.start[:1], own.end[:-1]))
+    return float(np.maximum(own.end - np.maximum(own.start, before), 0).sum())
 
 
 def _by_formula(actions: StageActions, formula: Callable[[Step], T]) -> T | None:

@@ -21,8 +21,7 @@ class Pyramid {
   bins(rank, band, from, perPixel, pixels) {
     if (perPixel < this.run.end / this.most) {
       const bins = Math.min(MOST_IN_VIEW, pixels), binTime = (pixels * perPixel) / bins;
-      const used = this.cover(rank, band, from, bins, binTime);
-      return { ...this.choose(bins, 1, used), begin: from, binTime };
+      return this.choose(from, bins, binTime, 1, this.cover(rank, band, from, bins, binTime));
     }
     const place = rank * BANDS.length + band;
     const levels = (this.rows[place] ??= this.build(rank, band, Math.min(this.most, FIRST_BINS)));
@@ -34,8 +33,8 @@ class Pyramid {
   refine() {
     const place = this.rows.findIndex((levels) => levels?.[0].state.length < this.most);
     if (place < 0) return false;
-    const band = place % BANDS.length;
-    this.rows[place] = this.build((place - band) / BANDS.length, band, this.most);
+    const [rank, band] = [Math.floor(place / BANDS.length), place % BANDS.length];
+    this.rows[place] = this.build(rank, band, this.most);
     return true;
   }
 
@@ -44,7 +43,7 @@ class Pyramid {
     const binTime = this.run.end / most, levels = [];
     const used = this.cover(rank, band, 0, most, binTime);
     for (let bins = most, whole = 1; bins; bins >>= 1, whole *= 2) {
-      levels.push({ ...this.choose(bins, whole, used), begin: 0, binTime: binTime * whole });
+      levels.push(this.choose(0, bins, binTime * whole, whole, used));
       for (const cover of [this.filled, ...used.map((one) => this.covers[one])]) {
         for (let bin = 0; bin < bins >> 1; bin++) cover[bin] = cover[2 * bin] + cover[2 * bin + 1];
       }
@@ -81,8 +80,8 @@ class Pyramid {
     return used;
   }
 
-  /** Returns the state that fills most of each bin, and how much of the bin is filled. */
-  choose(bins, whole, used) {
+  /** Returns bins with the state that fills most of each, and how much of the bin is filled. */
+  choose(begin, bins, binTime, whole, used) {
     const { filled, covers } = this, state = new Uint8Array(bins), share = new Uint8Array(bins);
     for (let bin = 0; bin < bins; bin++) {
       if (!(filled[bin] > 0)) continue;
@@ -93,6 +92,6 @@ class Pyramid {
       state[bin] = best;
       share[bin] = Math.max(24, Math.min(255, (255 * filled[bin]) / whole));
     }
-    return { state, share };
+    return { state, share, begin, binTime };
   }
 }

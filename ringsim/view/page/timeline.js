@@ -297,15 +297,15 @@ class Timeline {
     const lanes = row.run.lanesOf(row.rank)[band], { left, perPixel, canvas: { width } } = this;
     if (!lanes?.length) return; // the program's are those of the spans
     const [[y0], [, y1]] = [0, lanes.length - 1].map((lane) => this.pixelsOf(row, band, lane));
-    const looks = [row.place % 2, this.found ? 2 : 0];
-    const line = this.lineOf(row, band, this.from, perPixel, width - left, ...looks);
+    const range = [this.from, perPixel, width - left];
+    const bins = this.pyramids[row.number].bins(row.rank, BANDS.indexOf(band), ...range);
+    const line = this.lineOf(bins, ...range, row.place % 2, this.found ? 2 : 0);
     this.lines(y0, Math.max(y0 + 1, y1), (start) => this.buffer.set(line, start + left));
   }
 
   /** Returns pixels from a time on with the colours of bins, which are paler by some bits. */
-  lineOf({ number, rank }, band, from, perPixel, size, stripe, pale) {
-    const bins = this.pyramids[number].bins(rank, BANDS.indexOf(band), from, perPixel, size);
-    const { state, share, begin, binTime } = bins, colours = this.pixels[stripe], { isOff } = this;
+  lineOf({ state, share, begin, binTime }, from, perPixel, size, stripe, pale) {
+    const colours = this.pixels[stripe], { isOff } = this;
     const line = new Uint32Array(size).fill(this.empty[stripe]), { length } = share;
     for (let x = 0; x < size; x++) {
       const at = Math.floor((from - begin + x * perPixel) / binTime), isIn = at >= 0 && at < length;
@@ -478,9 +478,10 @@ class Timeline {
     const oddest = (rows) => rows.reduce((one, row) => (oddness(row) > oddness(one) ? row : one));
     const strips = Map.groupBy(all, (_, k) => Math.ceil(((k + 1) * count) / all.length));
     const chosen = [...strips.values()].map(oddest); // of many ranks, the most unlike
-    const size = width - GUTTER, perPixel = end / size;
+    const size = width - GUTTER, perPixel = end / size, range = [0, perPixel, size];
     for (let k = 0; k < 2 * count; k++) {
-      const line = this.lineOf(chosen[k >> 1], BANDS[k % 2], 0, perPixel, size, 1, 0);
+      const { number, rank } = chosen[k >> 1];
+      const line = this.lineOf(this.pyramids[number].bins(rank, k % 2, ...range), ...range, 1, 0);
       const [top, bottom] = [k, k + 1].map((at) => Math.floor((at * height) / (2 * count)));
       for (let y = top; y < bottom; y++) buffer.set(line, y * width + GUTTER);
     }
