@@ -44,6 +44,7 @@ def all_cases() -> list[Case]:
     import test_check_messages as messages
     import test_check_pipeline as pipeline
     import test_check_reading as reading
+    import test_check_sharding as sharding
 
     by_way = [
         Case(
@@ -64,13 +65,13 @@ def all_cases() -> list[Case]:
     }
     answers = [
         Case(examine, answer, right=True)
-        for table in (messages.RIGHT, pipeline.RIGHT, right)
+        for table in (messages.RIGHT, pipeline.RIGHT, sharding.RIGHT, right)
         for examine, each in table.items()
         for answer in each
     ]
     rows = [
         (examine, row[0])
-        for table in (messages.WRONG, pipeline.WRONG)
+        for table in (messages.WRONG, pipeline.WRONG, sharding.WRONG)
         for examine, each in table.items()
         for row in each
     ]

@@ -183,19 +183,22 @@ RIGHT: dict[Answer, list[Answer]] = {
     check.sharded_step: [stepping()],
     check.sharded_linear: [multiplying()],
 }
-SUM = "is the sum over the ranks, but must be the mean."
-CALLS = "With 2 ranks, rank 0 must call "
-LATE = "Rank 0 must post 2 calls before its last gradient is complete"
+CALLS = "With 2 ranks, rank 0: its calls must be "
+LATE = "2 calls must be posted before the last gradient is complete"
 # answers, with words of the reason and of the hint
 WRONG: dict[Answer, list[tuple[Any, ...]]] = {
     check.bucket_hooks: [
-        (lambda buckets: lambda: None, "240 bytes, but called nothing.", "hook(parameter)"),
+        (lambda buckets: lambda: None, "bytes, but are none.", "hook(parameter)"),
         (overlapping(post="at the end"), LATE, "as soon as its gradient is complete"),
         (overlapping(post="with the last"), LATE, "When all gradients of a bucket"),
         (overlapping(wait="at once"), LATE, "keep the handle"),
-        (overlapping(wait="never"), "never waits for one of its collectives.", "waits for each"),
-        (overlapping(by=one), f"a gradient {SUM}", "divides by the number of ranks"),
-        (overlapping(writes=False), "a gradient is wrong.", "writes each part"),
+        (overlapping(wait="never"), "it never waits for one of its calls.", "waits for each"),
+        (
+            overlapping(by=one),
+            " is scaled.",
+            "divides by the number of ranks",
+        ),
+        (overlapping(writes=False), " is different.", "writes each part"),
         (overlapping(pads=3), CALLS, "join"),
         (overlapping(leaves_out=1), CALLS),
         (overlapping(refills=False), "'NoneType' object has no attribute 'flatten'"),
@@ -204,24 +207,24 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
         (lambda buckets: None, "'NoneType' object is not callable"),
     ],
     check.sharded_step: [
-        (lambda *_: None, "32 bytes, but called nothing.", "reduce_scatter adds up"),
-        (stepping(reduces_all=True), "but called all_reduce of 32 bytes", "reduce_scatter"),
+        (lambda *_: None, "32 bytes, but are none.", "reduce_scatter adds up"),
+        (stepping(reduces_all=True), "but are all_reduce of 32 bytes", "reduce_scatter"),
         (stepping(by=one), "the parameter is wrong.", "divide the result by N"),
         (stepping(shift=1), "the parameter is wrong.", "Rank r keeps part r"),
         (stepping(copies=True), "the parameter is wrong.", "your part of the parameter"),
-        (stepping(updates_all=True), "update 4 of 8 numbers, but two updated [8, 8].", "your part"),
+        (stepping(updates_all=True), "RuntimeError: ", "your part"),
         (stepping(gathers=""), CALLS, "all_gather the parts"),
         (stepping(gathers="gradient"), "the parameter is wrong.", "into parameter"),
-        (stepping(updates=2), "but two updated [4, 4, 4, 4].", "Call update once"),
+        (stepping(updates=2), "the parameter is wrong.", "Call update once"),
     ],
     check.sharded_linear: [
         (multiplying(keeps="weight"), CALLS, "Gather it again in backward"),
         (
             multiplying(keeps="attribute"),
-            "bytes are left, so something keeps the weight",
+            "bytes are left after the forward pass, so something keeps the weight",
             "save only",
         ),
-        (multiplying(by=one), f"the gradient of shard {SUM}", "divide by N"),
+        (multiplying(by=one), "the gradient of shard is wrong.", "divide by N"),
         (multiplying(reduces_all=True), CALLS, "reduce_scatter the parts"),
         (multiplying(turned=True), "the gradient of shard is wrong."),
         (multiplying(gathers=2), CALLS),

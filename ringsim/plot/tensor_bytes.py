@@ -83,7 +83,7 @@ def _draw_panels(counts: pd.DataFrame, ax: Axes, axis: TimeAxis) -> None:
             step="post",
         )
         panel.set_ylim(0, most * 1.08)
-        panel.set_yticks([0, most / 2, most], map(bytes_text, [0, most / 2, most]))
+        panel.set_yticks([0, most], ["0", bytes_text(most)])
         panel.grid(color=style.GRID)
         panel.tick_params(axis="x", labelbottom=False)
         words = f"rank {rank}: {bytes_text(own['total'].max())}"
