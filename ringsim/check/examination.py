@@ -311,8 +311,7 @@ class Examination:
                 raise _unended(world_size, effort) from None
             raise self.failed(error, world_size, hint) from None
         for leak in find_leaks(trace):
-            if leak.operations[0].kind != COLLECTIVE:
-                raise Wrong(leak.message[:1].upper() + leak.message[1:], leak.hint)
+            raise Wrong(leak.message[:1].upper() + leak.message[1:], leak.hint)
         if things:
             judge_way(trace, things)
         return trace

@@ -580,8 +580,8 @@ class Trace:
         counts = self.events.select(self.events.counts_bytes)
         payloads = [self.events.tables.payloads[number] for number in counts.payload.tolist()]
         kinds = pd.DataFrame([each.shape for each in payloads], columns=BYTE_KINDS)
-        times = {"rank": counts.rank, "time_ns": counts.post_ns}
-        return pd.DataFrame({**times, **kinds, "total": counts.size_bytes})
+        table = pd.DataFrame({"rank": counts.rank, "time_ns": counts.post_ns, **kinds})
+        return table.assign(total=counts.size_bytes)
 
     def explain(self) -> Diagnosis:
         """Explains why the run failed or was slow.
