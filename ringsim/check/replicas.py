@@ -84,21 +84,17 @@ def _average_on_rank(
 ) -> tuple[list[float], list[float] | None]:
     """Returns this rank's gradients before and after, or None if their shapes have changed."""
     import torch  # here, so that a process that only starts ranks does not load it
+    from torch.nn.utils import parameters_to_vector
 
     from ringsim import comm as dist
 
     torch.manual_seed(secret + dist.get_rank())
     gradients = [torch.randint(1, 1000, shape).float() for shape in SHAPES]
-
-    def list_numbers() -> list[float]:
-        numbers: list[float] = torch.cat([gradient.flatten() for gradient in gradients]).tolist()
-        return numbers
-
-    before = list_numbers()
+    before = parameters_to_vector(gradients).tolist()
     function(list(gradients), make_group(stages))
     if tuple(gradient.shape for gradient in gradients) != SHAPES:
         return before, None
-    return before, list_numbers()
+    return before, parameters_to_vector(gradients).tolist()
 
 
 def make_group(stages: int) -> Any:
