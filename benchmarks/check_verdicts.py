@@ -42,6 +42,7 @@ class Case(NamedTuple):
 def all_cases() -> list[Case]:
     """Returns the answers to judge."""
     import test_check_messages as messages
+    import test_check_parallelism as parallelism
     import test_check_pipeline as pipeline
     import test_check_reading as reading
     import test_check_sharding as sharding
@@ -58,20 +59,22 @@ def all_cases() -> list[Case]:
         check.hand_over: [pipeline.hand_over],
         check.alphabeta: [reading.weighted, reading.both_ends],
         check.slow_link: [reading.by_median],
+        check.mesh_order: reading.RIGHT[check.mesh_order],
     }
     wrong = {
         check.alphabeta: [reading.unweighted, reading.of_means],
         check.slow_link: [reading.by_total, reading.with_waits],
+        check.mesh_order: [row[0] for row in reading.WRONG[check.mesh_order]],
     }
     answers = [
         Case(examine, answer, right=True)
-        for table in (messages.RIGHT, pipeline.RIGHT, sharding.RIGHT, right)
+        for table in (messages.RIGHT, parallelism.RIGHT, pipeline.RIGHT, sharding.RIGHT, right)
         for examine, each in table.items()
         for answer in each
     ]
     rows = [
         (examine, row[0])
-        for table in (messages.WRONG, pipeline.WRONG, sharding.WRONG)
+        for table in (messages.WRONG, parallelism.WRONG, pipeline.WRONG, sharding.WRONG)
         for examine, each in table.items()
         for row in each
     ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +196,26 @@ def test_without_a_recording_the_block_does_nothing() -> None:
     with ringsim.memory(model):
         assert torch.ones(3).sum().item() == 3
     assert len(ringsim.simulate(lambda: None, world_size=1, link=LINK).memory()) == 0
+
+
+def test_tensors_may_vanish_while_they_are_counted() -> None:
+    """As they do when a thread of Gloo frees those of a collective."""
+
+    def allocate() -> None:
+        kept: list[torch.Tensor] = []
+        known = weakref.WeakValueDictionary
+        readers = {known.__getitem__.__code__, known.items.__code__}
+
+        def free(frame: Any, *_: Any) -> None:
+            if frame.f_code in readers:
+                del kept[1:]
+
+        with ringsim.memory(nn.Linear(1, 1)):
+            sys.setprofile(free)
+            try:
+                kept.extend(torch.empty(10) for _ in range(10))
+            finally:
+                sys.setprofile(None)
+
+    trace = ringsim.simulate(allocate, world_size=1, link=LINK)
+    assert trace.memory()["activations"].max() >= 40

@@ -416,3 +416,44 @@ def test_in_jupyterlab_a_widget_shows_the_run_while_it_runs(
     cell.locator(".jp-InputPrompt:has-text('[1]:')").wait_for()
     cell.get_by_text("waiting for more than 1 s").wait_for(state="detached")
     assert cell.locator(".ringsim").count() == 1
+
+
+LESSONS = Path(HERE).parent / "notebooks"
+
+
+@pytest.mark.distributed
+@pytest.mark.timeout(900)  # a whole lesson
+@pytest.mark.parametrize(
+    "lesson",
+    ["13_ring_attention", "14_sharding", "15_tensors_in_parallel", "16_which_parallelism"],
+)
+def test_in_jupyterlab_a_lesson_judges_a_wrong_and_a_right_answer(
+    lesson: str, lab: tuple[str, Path], page: Any
+) -> None:
+    url, folder = lab
+    shutil.copytree(LESSONS / "data", folder / "data")
+    shutil.copy(LESSONS / f"{lesson}.ipynb", folder)
+    code = [
+        cell
+        for cell in nbformat.read(LESSONS / f"{lesson}.ipynb", as_version=4).cells
+        if cell.cell_type == "code"
+    ]
+    tags = [cell.metadata.get("tags", []) for cell in code]
+    solutions = [number for number, each in enumerate(tags) if "solution" in each]
+    page.goto(f"{url}/lab/tree/{lesson}.ipynb?reset")
+    page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
+    for number in range(solutions[-1] + 1):
+        cell = page.locator(".jp-Notebook .jp-CodeCell").nth(number)
+        said = cell.locator(".jp-OutputArea-output")
+        if number in solutions:
+            cell.locator(".jp-Placeholder").click()  # unfolds it
+        run_cell(page, number, f".jp-InputPrompt:has-text('[{number + 1}]:')")
+        failed = cell.locator("[data-mime-type*=error], [data-mime-type*=stderr]")
+        assert failed.all_inner_texts() == []
+        if number in solutions:
+            said.get_by_text(re.compile(r"check\.\w+: passed")).wait_for()
+        elif "exercise" in tags[number]:
+            said.get_by_text(re.compile(r"check\.\w+: not yet")).wait_for()
+            hint = said.locator("details").first
+            hint.locator("summary").first.click()
+            assert hint.evaluate("hint => hint.open && hint.innerText.length > 20")

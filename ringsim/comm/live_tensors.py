@@ -110,7 +110,7 @@ class _Counter(DispatchMode):
             _find_storages(parameters),
             _find_storages([getattr(each, "grad", None) for each in parameters]),
             _find_storages([each.state for each in self.optimizers]),
-            dict(self.known),
+            dict(self.known.items()),  # leaves out what other threads free meanwhile
         ):
             new = found.keys() - counted
             sizes.append(sum(found[key].nbytes() for key in new))
