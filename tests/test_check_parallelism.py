@@ -296,10 +296,10 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
         (sums_the_hidden_numbers, OUTPUT),
         (
             gathers_matrices,
-            "must make 2 calls of all_reduce, but called 2 operations (all_gather).",
+            "its calls must be all_reduce of 288 bytes, all_reduce of 288 bytes, but are all_",
         ),
-        (does_not_wait, "With 2 groups of 2 ranks, rank 0 never waits for its all_reduce."),
-        (with_padding, "must reduce 288 bytes in each call, but reduced 336."),
+        (does_not_wait, "Rank 0 never waited for its all_reduce"),
+        (with_padding, "288 bytes, but are all_reduce of 336 bytes, all_reduce of 336 bytes."),
         (lambda x, up, down, group: None, "raised TypeError"),
     ],
 }

@@ -30,19 +30,24 @@ def overlapping(
     refills: bool = True,
     forgets: bool = True,
     leaves_out: int = 0,
+    then_wait: str = "",
 ) -> Answer:
-    """Returns an answer that is right, except for the given arguments."""
+    """Returns an answer that is right, except for the given arguments.
+
+    From the second step on, it waits as ``then_wait`` says.
+    """
 
     def overlap(buckets: list[list[Any]]) -> Callable[[], None]:
         posted: list[Any] = []
         full: list[Any] = []
+        waits = wait
 
         def reduce(bucket: list[Any]) -> None:
             joined = torch.cat(
                 [*(each.grad.flatten() for each in bucket), torch.zeros(pads).double()]
             )
             posted.append((bucket, joined, dist.all_reduce(joined, async_op=True)))
-            if wait == "at once":
+            if waits == "at once":
                 posted[-1][2].wait()
 
         def reduce_all() -> None:
@@ -66,9 +71,10 @@ def overlapping(
                 parameter.register_post_accumulate_grad_hook(hook)
 
         def finish() -> None:
+            nonlocal waits
             reduce_all()
             for bucket, joined, work in posted:
-                if wait == "at the end":
+                if waits == "at the end":
                     work.wait()
                 parts = (joined / by()).split([*(each.numel() for each in bucket), pads])
                 for parameter, part in zip(bucket, parts, strict=False):
@@ -76,6 +82,7 @@ def overlapping(
                         parameter.grad.copy_(part.view_as(parameter))
             if forgets:
                 posted.clear()
+            waits = then_wait or waits
 
         for bucket in buckets[leaves_out:]:
             watch(bucket)
@@ -126,6 +133,20 @@ def stepping(
             dist.all_gather(list(parameter.chunk(size)), source.clone())
 
     return step
+
+
+def in_a_group_of_all(parameter: Tensor, gradient: Tensor, update: Answer) -> None:
+    """Creates a group, which is no call that counts."""
+    dist.new_group()
+    stepping()(parameter, gradient, update)
+
+
+def with_a_message(parameter: Tensor, gradient: Tensor, update: Answer) -> None:
+    stepping()(parameter, gradient, update)
+    if dist.get_rank() == 0:
+        dist.send(gradient, 1)
+    elif dist.get_rank() == 1:
+        dist.recv(gradient, 0)
 
 
 # -- sharded_linear
@@ -180,7 +201,7 @@ def one() -> float:
 
 RIGHT: dict[Answer, list[Answer]] = {
     check.bucket_hooks: [overlapping()],
-    check.sharded_step: [stepping()],
+    check.sharded_step: [stepping(), in_a_group_of_all],
     check.sharded_linear: [multiplying()],
 }
 CALLS = "With 2 ranks, rank 0: its calls must be "
@@ -192,7 +213,12 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
         (overlapping(post="at the end"), LATE, "as soon as its gradient is complete"),
         (overlapping(post="with the last"), LATE, "When all gradients of a bucket"),
         (overlapping(wait="at once"), LATE, "keep the handle"),
-        (overlapping(wait="never"), "it never waits for one of its calls.", "waits for each"),
+        (overlapping(then_wait="at once"), LATE),
+        (
+            overlapping(wait="never"),
+            "Rank 0 never waited for its all_reduce",
+            "call its wait()",
+        ),
         (
             overlapping(by=one),
             " is scaled.",
@@ -216,6 +242,7 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
         (stepping(gathers=""), CALLS, "all_gather the parts"),
         (stepping(gathers="gradient"), "the parameter is wrong.", "into parameter"),
         (stepping(updates=2), "the parameter is wrong.", "Call update once"),
+        (with_a_message, "all_gather of 32 bytes, send of 32 bytes"),
     ],
     check.sharded_linear: [
         (multiplying(keeps="weight"), CALLS, "Gather it again in backward"),

@@ -26,7 +26,7 @@ from ringsim.launch.api import make_kind
 from ringsim.launch.job import pack_call
 from ringsim.launch.run import RunOptions, run
 from ringsim.launch.system import look_at
-from ringsim.traces.events import COLLECTIVE, NONE, OP_NAMES, RECV, SEND, Ints
+from ringsim.traces.events import RECV, SEND, Ints
 from ringsim.traces.findings import Diagnosis
 from ringsim.traces.looks import LOOKS, readable_ink
 from ringsim.traces.units import count
@@ -71,8 +71,8 @@ _SIGNS = {
     "undecided": ("?", LOOKS["undecided"].light),
 }
 _MOTIONS = {
-    SEND: ("sent to", "go to", "successor", "predecessor"),
-    RECV: ("received from", "come from", "predecessor", "successor"),
+    "send": ("sent to", "go to", "successor", "predecessor"),
+    "recv": ("received from", "come from", "predecessor", "successor"),
 }
 Answer = Callable[..., Any]  # a student's function
 Counted = tuple[str, str]  # a thing that is sent or received, and its direction
@@ -311,8 +311,7 @@ class Examination:
                 raise _unended(world_size, effort) from None
             raise self.failed(error, world_size, hint) from None
         for leak in find_leaks(trace):
-            if leak.operations[0].kind != COLLECTIVE:
-                raise Wrong(leak.message[:1].upper() + leak.message[1:], leak.hint)
+            raise Wrong(leak.message[:1].upper() + leak.message[1:], leak.hint)
         if things:
             judge_way(trace, things)
         return trace
@@ -558,25 +557,27 @@ def judge_way(trace: Trace, things: str) -> None:
 
     This also judges runs that did not end.
     """
-    events, size = trace.events, trace.world_size
-    for index in np.flatnonzero(np.isin(events.kind, (SEND, RECV, COLLECTIVE))).tolist():
-        rank, peer, kind = int(events.rank[index]), int(events.peer[index]), events.kind[index]
-        who, op = f"Rank {rank} of {size}", OP_NAMES[events.op[index]]
+    size = trace.world_size
+    for event in trace:
+        if event.kind not in ("send", "recv", "collective"):
+            continue
+        rank, peer, op = event.rank, event.peer, event.op
+        who = f"Rank {rank} of {size}"
         if size == 1:
             raise Wrong(f"A single rank has no other rank to talk to, but called {op}.", ALONE_HINT)
-        if kind == COLLECTIVE:
+        if event.kind == "collective":
             raise Wrong(
                 f"{who} called {op}, but only messages between neighbours are allowed.",
                 f"You need only sends and recvs: pass {things} on to your successor, and use the "
                 f"{things} that arrive.",
             )
         pred, succ = (rank - 1) % size, (rank + 1) % size
-        verb, motion, role, opposite = _MOTIONS[kind]
+        verb, motion, role, opposite = _MOTIONS[event.kind]
         due, other, edge = succ, pred, f"ring:{rank}>{succ}"
-        if kind == RECV:
+        if event.kind == "recv":
             due, other, edge = pred, succ, f"ring:{pred}>{rank}"
         if peer != due:
-            found = f"rank {peer}" if peer >= 0 else "any rank"
+            found = "any rank" if peer is None else f"rank {peer}"
             if peer == other:
                 found += f", its {opposite}"
             reason = f"{who} {verb} {found}, but {things} must {motion} its {role}, rank {due}."
@@ -585,12 +586,10 @@ def judge_way(trace: Trace, things: str) -> None:
                 f"ring.pred_group: {things} travel clockwise in the picture."
             )
             raise Wrong(reason, hint)
-        number = events.group[index]
-        group = "none" if number == NONE else events.tables.groups[number].name
-        if group != edge:
+        if event.group != edge:
             reason = (
-                f'{who} {verb} rank {peer} on the group "{group}", but must use its {role} group '
-                f'"{edge}".'
+                f'{who} {verb} rank {peer} on the group "{event.group or "none"}", but must use '
+                f'its {role} group "{edge}".'
             )
             raise Wrong(reason, _GROUP_HINT)
 

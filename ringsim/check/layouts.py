@@ -20,6 +20,7 @@ from ringsim.check.examination import (
 
 CASES = 100  # so many that an answer that is wrong for few of them fails
 Sizes = dict[str, int]
+_NAMES = ("dp", "pp", "tp")
 _NAMES_HINT = "Return all keys of sizes, each once, in a list, the outermost dimension first."
 _ORDER_HINT = (
     "Try every order in itertools.permutations(sizes). Number the ranks with np.arange(...)."
@@ -54,11 +55,14 @@ def mesh_order(function: Answer, *, seed: int | None = None) -> CheckResult:
 
 def _judge(examination: Examination) -> str:
     draw = examination.random
-    cases = []
-    for _ in range(CASES):
-        sizes = {name: draw.choice((2, 4, 8, 16)) for name in ("dp", "pp", "tp")}
-        sent = {name: draw.randrange(1, 100) * 10**8 for name in sizes}
-        cases.append((sizes, sent, draw.choice((4, 8))))
+    cases = [
+        (
+            {name: draw.choice((2, 4, 8, 16)) for name in _NAMES},
+            {name: draw.randrange(1, 100) * 10**8 for name in _NAMES},
+            draw.choice((4, 8)),
+        )
+        for _ in range(CASES)
+    ]
     answers = examination.ask(cases, lambda answer: tuple(map(str, refuse_text(answer))))
     for (sizes, sent, per_host), order in answers:
         about = f"With sizes {sizes}, sent {sent} and {per_host} ranks on a host"

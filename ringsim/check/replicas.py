@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,18 @@ from ringsim.check.examination import (
     Examination,
     Wrong,
     examine,
-    plain_tensor,
 )
-from ringsim.traces.events import COLLECTIVE, OP_CODES, OP_NAMES, RECV, SEND
+from ringsim.traces.collectives import COLLECTIVES, MESSAGES
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 
 SIZES = ((2, 2), (1, 3), (3, 2))  # stages and replicas
 SHAPES: tuple[tuple[int, ...], ...] = ((3, 4), (4,), (), (2, 1, 5))
 NUMBERS = sum(math.prod(shape) for shape in SHAPES)
+# the simplest name of each operation
+_OPERATIONS = {name: name for name in MESSAGES} | {
+    name: each.family for name, each in COLLECTIVES.items()
+}
 _BUCKET_HINT = (
     "Join the gradients into one tensor, torch.cat([gradient.flatten() for gradient in "
     "gradients]). Reduce that tensor, and copy each part back to its gradient."
@@ -35,9 +38,6 @@ _MEAN_HINT = (
 )
 _GROUP_HINT = (
     "Pass the group: dist.all_reduce(bucket, group=replicas). Other stages have other parameters."
-)
-_WAIT_HINT = (
-    "An operation with async_op=True returns a handle. Call its wait() before you read the result."
 )
 
 
@@ -70,12 +70,11 @@ def _judge(examination: Examination) -> str:
         trace = examination.run(
             _average_on_rank, stages * replicas, stages, examination.random.randrange(10**9)
         )
-        judge_waits(trace, about)
         _judge_numbers(trace, stages, about)
-        judge_reductions(trace, stages, about, 1, 4 * NUMBERS, _BUCKET_HINT)
-    sizes = ", ".join(f"{stages} x {replicas}" for stages, replicas in SIZES)
+        due = [f"all_reduce of {4 * NUMBERS} bytes"]
+        judge_calls(trace, about, due, f"{_BUCKET_HINT} {_GROUP_HINT}", stages=stages)
     return (
-        f"Right for {sizes} stages and replicas, with one all_reduce of {4 * NUMBERS} bytes on "
+        f"Right with 2 and 3 replicas of a stage, with one all_reduce of {4 * NUMBERS} bytes on "
         "each rank."
     )
 
@@ -85,49 +84,35 @@ def _average_on_rank(
 ) -> tuple[list[float], list[float] | None]:
     """Returns this rank's gradients before and after, or None if their shapes have changed."""
     import torch  # here, so that a process that only starts ranks does not load it
+    from torch.nn.utils import parameters_to_vector
 
     from ringsim import comm as dist
 
-    draw = random.Random(f"{secret}/{dist.get_rank()}")
-    gradients = [
-        torch.tensor([float(draw.randrange(1, 1000)) for _ in range(math.prod(shape))]).view(shape)
-        for shape in SHAPES
-    ]
-    before = torch.cat([gradient.flatten() for gradient in gradients]).tolist()
+    torch.manual_seed(secret + dist.get_rank())
+    gradients = [torch.randint(1, 1000, shape).float() for shape in SHAPES]
+    before = parameters_to_vector(gradients).tolist()
     function(list(gradients), make_group(stages))
-    after: list[float] = []
-    for gradient, shape in zip(gradients, SHAPES, strict=True):
-        found = plain_tensor(gradient)
-        if isinstance(found, str) or found[0] != shape:
-            return before, None
-        after += found[1]
-    return before, after
+    if tuple(gradient.shape for gradient in gradients) != SHAPES:
+        return before, None
+    return before, parameters_to_vector(gradients).tolist()
 
 
 def make_group(stages: int) -> Any:
     """Creates a group for the replicas of each stage, and returns this rank's group."""
     from ringsim import comm as dist  # as above
 
-    rank, size = dist.get_rank(), dist.get_world_size()
-    groups = [dist.new_group(list(range(stage, size, stages))) for stage in range(stages)]
-    return groups[rank % stages]
-
-
-def judge_waits(trace: Trace, about: str) -> None:
-    """Raises ``Wrong`` unless every collective was waited for."""
-    for event in trace:
-        if event.kind == "collective" and event.status != "ok":
-            reason = f"{about}, rank {event.rank} never waits for its {event.op}."
-            raise Wrong(reason, _WAIT_HINT)
+    size = dist.get_world_size()
+    groups = [list(range(stage, size, stages)) for stage in range(stages)]
+    return dist.new_subgroups_by_enumeration(groups)[0]
 
 
 def _judge_numbers(trace: Trace, stages: int, about: str) -> None:
     """Raises ``Wrong`` unless the gradients are the means; recognises common wrong values."""
-    for rank, (_, found) in enumerate(trace.results):
-        if found is None:
-            reason = f"{about}, the gradients of rank {rank} have changed shape."
-            raise Wrong(reason, _PLACE_HINT)
-    before, after = map(np.array, zip(*trace.results, strict=True))
+    starts, after = zip(*trace.results, strict=True)
+    if None in after:
+        reason = f"{about}, the gradients of rank {after.index(None)} have changed shape."
+        raise Wrong(reason, _PLACE_HINT)
+    before = np.array(starts)
     size = len(before)
     replicas = size // stages
     everything = before.sum(axis=0)
@@ -135,56 +120,40 @@ def _judge_numbers(trace: Trace, stages: int, about: str) -> None:
         total = before[rank % stages :: stages].sum(axis=0)
         if np.allclose(after[rank], total / replicas):
             continue
-        mixed = [everything / number for number in (1, size, replicas)]
-        if np.array_equal(after[rank], before[rank]):
-            what, hint = "unchanged", _PLACE_HINT
-        elif np.allclose(after[rank], total):
-            what, hint = "the sum over the replicas, but must be the mean", _MEAN_HINT
-        elif np.allclose(after[rank], total / size):
-            what = (
-                f"divided by the number of ranks in the world, {size}, instead of the number of "
-                "ranks in the group"
-            )
-            hint = _MEAN_HINT
-        elif any(np.allclose(after[rank], like) for like in mixed):
-            what, hint = "mixed with the gradients of other stages", _GROUP_HINT
-        else:
-            what, hint = (
-                ("not the mean over the replicas of its stage"),
-                f"{_BUCKET_HINT} {_MEAN_HINT}",
-            )
+        size_text = (
+            f"divided by the number of ranks in the world, {size}, instead of the number of ranks "
+            "in the group"
+        )
+        mixed = "mixed with the gradients of other stages", _GROUP_HINT
+        known = [
+            (before[rank], "unchanged", _PLACE_HINT),
+            (total, "the sum over the replicas, but must be the mean", _MEAN_HINT),
+            (total / size, size_text, _MEAN_HINT),
+            *((everything / number, *mixed) for number in (1, size, replicas)),
+        ]
+        unknown = "not the mean over the replicas of its stage", f"{_BUCKET_HINT} {_MEAN_HINT}"
+        causes = [cause for numbers, *cause in known if np.allclose(after[rank], numbers)]
+        what, hint = [*causes, unknown][0]
         raise Wrong(f"{about}, the gradients of rank {rank} are {what}.", hint)
 
 
-def judge_reductions(
-    trace: Trace, stages: int, about: str, calls: int, size_bytes: int, hint: str
+def judge_calls(
+    trace: Trace, about: str, due: Sequence[str], hint: str, *, stages: int = 1
 ) -> None:
-    """Raises ``Wrong`` unless each rank only reduced tensors of this size, on its group."""
-    events = trace.events
+    """Raises ``Wrong`` unless each rank made the calls that are due, in any order, on its group.
+
+    A call is in words, such as "all_reduce of 8 bytes".
+    """
+    groups = {group.name: group.ranks for group in trace.events.tables.groups}
     for rank in range(trace.world_size):
-        called = np.flatnonzero(
-            (events.rank == rank)
-            & np.isin(events.kind, (SEND, RECV, COLLECTIVE))
-            & (events.op != OP_CODES["new_group"])
-        )
-        names = [OP_NAMES[op] for op in events.op[called]]
-        who = f"{about}, rank {rank}"
-        if names != ["all_reduce"] * calls:
-            called_ones = ", ".join(dict.fromkeys(names)) or "none"
-            raise Wrong(
-                f"{who} must make {count(calls, 'call')} of all_reduce, but called "
-                f"{count(len(names), 'operation')} ({called_ones}).",
-                hint,
-            )
-        due = tuple(range(rank % stages, trace.world_size, stages))
-        for index in called:
-            members = tuple(events.tables.groups[events.group[index]].ranks)
-            if members != due:
-                raise Wrong(
-                    f"{who} must reduce over ranks {due}, but reduced over {members}.", _GROUP_HINT
-                )
-            sent = events.size_bytes[index]
-            if sent != size_bytes:
-                raise Wrong(
-                    f"{who} must reduce {size_bytes} bytes in each call, but reduced {sent}.", hint
-                )
+        members = tuple(range(rank % stages, trace.world_size, stages))
+        calls = [each for each in trace if each.rank == rank and each.op in _OPERATIONS]
+        others = {groups.get(call.group or "") for call in calls} - {members}
+        found = [f"{_OPERATIONS[call.op]} of {call.size_bytes} bytes" for call in calls]
+        if others:
+            must = f"be over ranks {members}, but are over {others.pop()}"
+        elif sorted(found) != sorted(due):
+            must = f"be {', '.join(due)}, but are {', '.join(found) or 'none'}"
+        else:
+            continue
+        raise Wrong(f"{about}, rank {rank}: its calls must {must}.", hint)

@@ -16,7 +16,7 @@ from ringsim.check.examination import (
     find_wrong,
     make_task,
 )
-from ringsim.traces.collectives import COLLECTIVES
+from ringsim.check.replicas import judge_calls
 from ringsim.traces.events import BYTES
 from ringsim.traces.items import Event
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Report = tuple[str, list[str]]  # a complaint, or ""; and the calls that are due
 RANKS = (2, 3)
-READY, OVER = "gradient ready", "backward over"
+LAST = "last gradient complete"
 _HOOK_HINT = (
     "Call parameter.register_post_accumulate_grad_hook(hook) for each parameter: hook(parameter) "
     "runs as soon as its gradient is complete. When all gradients of a bucket are complete, join "
@@ -118,43 +118,33 @@ def _examine(
     seed: int | None,
     on_rank: Answer,
     hint: str,
-    *judges: Callable[[Sequence[Event]], str],
+    judge_events: Callable[[Sequence[Event]], str] = lambda _: "",
 ) -> CheckResult:
-    """Runs an answer, and judges each rank's calls, numbers and other events."""
+    """Runs an answer, and judges the calls, and each rank's numbers and other events."""
 
     def judge(examination: Examination) -> str:
         for size in RANKS:
+            about = f"With {size} ranks"
             trace = examination.run(on_rank, size, examination.random.randrange(10**9), hint=hint)
-            for rank, (complaint, due) in enumerate(trace.results):
+            judge_calls(trace, about, trace.results[0][1], hint)
+            for rank, (complaint, _) in enumerate(trace.results):
                 own = [event for event in trace if event.rank == rank]
-                calls = [event for event in own if event.kind == "collective"]
-                found = [
-                    f"{COLLECTIVES[call.op].family} of {call.size_bytes} bytes" for call in calls
-                ]
-                if sorted(found) != sorted(due):
-                    texts = ", ".join(due), ", ".join(found) or "none"
-                    complaint = "its calls must be {}, but are {}".format(*texts)
-                if any(call.status != "ok" for call in calls):
-                    complaint = "it never waits for one of its calls"
-                for judge_events in judges:
-                    complaint = complaint or judge_events(own)
+                complaint = complaint or judge_events(own)
                 if complaint:
-                    raise Wrong(f"With {size} ranks, rank {rank}: {complaint}.", hint)
+                    raise Wrong(f"{about}, rank {rank}: {complaint}.", hint)
         return "The calls, their times, the results and the bytes are right on 2 and 3 ranks."
 
     return examine(name, answer, judge, seed)
 
 
 def _judge_overlap(own: Sequence[Event]) -> str:
-    step = own[: [event.label for event in own].index(OVER)]
-    last_ns = max(event.post_ns for event in step if event.label == READY)
-    waits_ns = [event.wait_ns or 0 for event in step if event.post_ns < last_ns]
-    if sum(wait_ns >= last_ns for wait_ns in waits_ns) == 2:
-        return ""
-    return (
-        "2 calls must be posted before the last gradient is complete, and waited for afterwards; "
-        "otherwise they do not overlap with the backward pass"
-    )
+    for last_ns in [event.post_ns for event in own if event.label == LAST]:
+        if sum(event.post_ns < last_ns <= (event.wait_ns or 0) for event in own) != 2:
+            return (
+                "2 calls must be posted before the last gradient is complete, and waited for "
+                "afterwards; otherwise they do not overlap with the backward pass"
+            )
+    return ""
 
 
 def _judge_bytes(own: Sequence[Event]) -> str:
@@ -180,25 +170,20 @@ def _overlap_on_rank(overlap: Answer, secret: int) -> Report:
     model = copy.deepcopy(task.model)
     parameters = list(model.parameters())
     for parameter in parameters:
-        parameter.register_post_accumulate_grad_hook(_pass_time)
+        parameter.register_post_accumulate_grad_hook(lambda _: ringsim.compute(0.001))
+    parameters[0].register_post_accumulate_grad_hook(lambda _: ringsim.mark(LAST))
     buckets = [parameters[7:], parameters[3:7], parameters[:3]]
-    finish = overlap([list(bucket) for bucket in buckets])
+    due = [f"all_reduce of {sum(each.nbytes for each in bucket)} bytes" for bucket in buckets]
+    finish = overlap(buckets)
     wrong = None
     for _ in range(2):
         model.zero_grad()
         logits = model(task.inputs[dist.get_rank()])
         cross_entropy(logits, task.targets[dist.get_rank()]).backward()
-        ringsim.mark(OVER)
         finish()
         wrong = wrong or find_wrong(task, dict(model.named_parameters()), parameters)
     complaint = f"the gradient of {wrong.parameter} is {wrong.verdict}" if wrong else ""
-    sizes = [sum(parameter.nbytes for parameter in bucket) for bucket in buckets * 2]
-    return complaint, [f"all_reduce of {size} bytes" for size in sizes]
-
-
-def _pass_time(_: Tensor) -> None:
-    ringsim.compute(0.001)
-    ringsim.mark(READY)
+    return complaint, due * 2
 
 
 def _update_on_rank(step: Answer, secret: int) -> Report:
@@ -232,8 +217,7 @@ def _multiply_on_rank(apply: Answer, secret: int) -> Report:
     size, rank = dist.get_world_size(), dist.get_rank()
     weight, batch = torch.randn(16 * size, 64), torch.randn(size, 3, 64)
     grads, shard = torch.randn(size, 3, 16 * size), weight.chunk(size)[rank].clone()
-    x = batch[rank].requires_grad_()
-    shard.requires_grad_()
+    x, _ = batch[rank].requires_grad_(), shard.requires_grad_()
     with ringsim.memory(torch.nn.Module()):
         y = apply(x, shard)
         ringsim.compute(0.5)  # a thread of Gloo keeps the tensors of a collective a little longer

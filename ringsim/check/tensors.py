@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ringsim.check.examination import WIDTH, Answer, CheckResult, Examination, Wrong, examine
-from ringsim.check.replicas import SIZES, judge_reductions, judge_waits, make_group
+from ringsim.check.replicas import SIZES, judge_calls, make_group
 from ringsim.traces.units import count
 
 _NAMES = ("output", "gradient of x", "gradient of up", "gradient of down")
-_SIZE_BYTES = WIDTH * WIDTH * 8  # of the input and of the output, in float64
+_CALLS = [f"all_reduce of {WIDTH * WIDTH * 8} bytes"] * 2  # the output and the gradient of x
 _SUM_HINT = (
     "Add up the outputs of all ranks in the group before you return them, and the gradients of x "
     "in the backward pass. The sum of the outputs passes its gradient on unchanged."
@@ -44,13 +44,12 @@ def _judge(examination: Examination) -> str:
         trace = examination.run(
             _train_on_rank, groups * members, groups, examination.random.randrange(10**9)
         )
-        judge_waits(trace, about)
         for rank, are_right in enumerate(trace.results):
             if False in are_right:
                 name = _NAMES[are_right.index(False)]
                 reason = f"{about}, the {name} of rank {rank} is not that of a single process."
                 raise Wrong(reason, _SUM_HINT)
-        judge_reductions(trace, groups, about, 2, _SIZE_BYTES, _SUM_HINT)
+        judge_calls(trace, about, _CALLS, _SUM_HINT, stages=groups)
     return "Right in groups of 2 and 3 ranks, with one all_reduce in each direction."
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -75,46 +76,47 @@ def memory(model: nn.Module, *optimizers: Optimizer) -> Iterator[None]:
         counter.record()
 
 
+@dataclass(eq=False)
 class _Counter(DispatchMode):
-    def __init__(
-        self, recorder: Recorder, model: nn.Module, optimizers: tuple[Optimizer, ...]
-    ) -> None:
+    recorder: Recorder
+    model: nn.Module
+    optimizers: tuple[Optimizer, ...]
+    known: WeakValueDictionary[int, UntypedStorage] = field(default_factory=WeakValueDictionary)
+    uncounted: int = 0
+    largest: int = 0
+
+    def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch gives its modes no types
-        self._recorder = recorder
-        self._model = model
-        self._optimizers = optimizers
-        self._known: WeakValueDictionary[int, UntypedStorage] = WeakValueDictionary()
-        self._uncounted = self._largest = 0
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         results = function(*args, **(kwargs or {}))
         for key, storage in _find_storages(results).items():
-            if key not in self._known:
-                self._known[key] = storage
-                self._uncounted += storage.nbytes()
-        if self._uncounted > STEP * self._largest:
+            if key not in self.known:
+                self.known[key] = storage
+                self.uncounted += storage.nbytes()
+        if self.uncounted > STEP * self.largest:
             self.record()
         return results
 
     def record(self) -> None:
         """Counts the bytes of all tensors, and records them."""
-        groups = [each.param_groups for each in self._optimizers]
-        parameters = tree_leaves([*self._model.parameters(), *self._model.buffers(), groups])
+        groups = [each.param_groups for each in self.optimizers]
+        parameters = tree_leaves([*self.model.parameters(), *self.model.buffers(), groups])
         counted: dict[int, UntypedStorage] = {}
         sizes = []
         for found in (
             _find_storages(parameters),
             _find_storages([getattr(each, "grad", None) for each in parameters]),
-            _find_storages([each.state for each in self._optimizers]),
-            dict(self._known.items()),  # leaves out what other threads free meanwhile
+            _find_storages([each.state for each in self.optimizers]),
+            dict(self.known.items()),  # leaves out what other threads free meanwhile
         ):
             new = found.keys() - counted
             sizes.append(sum(found[key].nbytes() for key in new))
             counted |= found
-        self._recorder.count_bytes(sizes)
-        self._uncounted, self._largest = 0, max(self._largest, sum(sizes))
+        self.recorder.count_bytes(sizes)
+        self.uncounted, self.largest = 0, max(self.largest, sum(sizes))
 
 
 def _find_storages(tensors: Any) -> dict[int, UntypedStorage]:

@@ -77,16 +77,15 @@ def _draw_panels(counts: pd.DataFrame, ax: Axes, axis: TimeAxis) -> None:
         panel = ax.inset_axes(place, sharex=ax)
         own = counts[counts["rank"] == rank]
         panel.stackplot(
-            axis.at(own["time_ns"].to_numpy()),
-            own[[*BYTE_KINDS]].to_numpy().T,
+            axis.at(own["time_ns"]),
+            own[[*BYTE_KINDS]].T,
             colors=[LOOKS[kind].light for kind in BYTE_KINDS],
             step="post",
         )
         panel.set_ylim(0, most * 1.08)
         panel.set_yticks([0, most], ["0", bytes_text(most)])
         panel.grid(color=style.GRID)
-        panel.tick_params(axis="x", labelbottom=False)
+        panel.tick_params(axis="x", labelbottom=rank == shown[-1])
         words = f"rank {rank}: {bytes_text(own['total'].max())}"
         style.write_beside(panel, words, (1, 0.5), (5, 0), va="center", fontsize=9)
     label_time(panel, "time since the start of the run", axis.unit)
-    panel.tick_params(axis="x", labelbottom=True)

@@ -44,8 +44,6 @@ from ringsim.traces.events import (
     OP_NAMES,
     SEND,
     SPAN,
-    Events,
-    Ints,
     read_notice,
 )
 from ringsim.traces.looks import LOOKS, find_meanings
@@ -163,7 +161,7 @@ def timeline_picture(
         draw_under or (is_operation & is_stuck).any() or not count_steps(events)
     ):
         return step_picture(picture_step(trace, step), with_curve=with_curve)
-    row = 0.62 + 0.22 * (events.kind == SPAN).any() + 0.14 * _is_mark(events).any()
+    row = 0.62 + 0.22 * (events.kind == SPAN).any() + 0.14 * events.program_marks.any()
     return Picture(
         lambda ax: _draw(trace, ax, draw_under),
         WIDTH_INCHES,
@@ -241,7 +239,7 @@ def _lay_out(trace: Trace, bars: Bars, axis: TimeAxis, ax: Axes) -> RankRows:
     length = max(axis.last_ns - axis.first_ns, 1) / axis.unit_ns
     lanes = divide(
         bars.depths,
-        strip=MARKS * bool(_is_mark(trace.events).any()),
+        strip=MARKS * bool(trace.events.program_marks.any()),
         operations=OPERATIONS * bool((bars.lane >= bars.depths).any()),
         has_ghosts=trace.recorded is not None,
         edge=COMPACT_EDGE if style.is_compact() else EDGE,
@@ -349,16 +347,10 @@ def _message(trace: Trace, bars: Bars) -> tuple[str, str]:
     return title, said
 
 
-def _is_mark(events: Events) -> Ints:
-    """Returns a mask of the marks to draw."""
-    marks: Ints = (events.kind == MARK) & ~events.counts_bytes
-    return marks
-
-
 def _draw_marks(rows: RankRows, trace: Trace, axis: TimeAxis) -> None:
     """Draws a tick for each mark, with its name if there is room before the next mark."""
     ax, events = rows.ax, trace.events
-    marks = np.flatnonzero(_is_mark(events))
+    marks = np.flatnonzero(events.program_marks)
     if len(marks) == 0:
         return
     marks = marks[np.lexsort((events.post_ns[marks], events.rank[marks]))]

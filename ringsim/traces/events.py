@@ -219,6 +219,12 @@ class Events:
         mask: Ints = (self.kind == MARK) & labels[self.label] & (self.payload != NONE)
         return mask
 
+    @property
+    def program_marks(self) -> Ints:
+        """A mask of the marks that do not count bytes."""
+        mask: Ints = (self.kind == MARK) & ~self.counts_bytes
+        return mask
+
     def by_thread(self) -> Iterator[tuple[int, int, Ints]]:
         """Yields each rank and thread that has events, in order, with the indices of its events."""
         ranks, starts = np.unique(self.rank, return_index=True)

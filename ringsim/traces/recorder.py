@@ -416,7 +416,7 @@ class Recorder:
 
     def mark(self, name: str) -> None:
         """Writes a mark at the current time."""
-        self._mark(self.label(name), NONE, NONE, NONE, NONE)
+        self._mark(self.label(name))
 
     def notice(
         self,
@@ -431,13 +431,20 @@ class Recorder:
 
         See ``ringsim.traces.events.word_notice``.
         """
-        self._mark(self.label(word_notice(kind, text)), group, peer, tag, payload)
+        self._mark(self.label(word_notice(kind, text)), payload, group, peer, tag)
 
     def count_bytes(self, sizes: Sequence[int]) -> None:
         """Records how many bytes the rank's tensors have now, by kind; see ``BYTE_KINDS``."""
-        self._mark(self.label(BYTES), NONE, NONE, NONE, self.payload("", sizes, sum(sizes)))
+        self._mark(self.label(BYTES), self.payload("", sizes, sum(sizes)))
 
-    def _mark(self, label: int, group: int, peer: int, tag: int, payload: int) -> None:
+    def _mark(
+        self,
+        label: int,
+        payload: int = NONE,
+        group: int = NONE,
+        peer: int = NONE,
+        tag: int = NONE,
+    ) -> None:
         slot = self._post_mark(group, peer, tag, payload, label)
         if slot is not None:
             self.complete(slot)

@@ -329,7 +329,7 @@ def encode(
         "start": begin_ns + later_ns,
         "first": time_range(events)[0] - begin_ns,
         "end": min(end_ns - begin_ns, 2**53),
-        "marks": np.flatnonzero((events.kind == MARK) & ~events.counts_bytes).tolist(),
+        "marks": np.flatnonzero(events.program_marks).tolist(),
         "stages": find_stages(events, trace.world_size),
         "odd": find_oddness(trace),
         "steps": steps,
