@@ -217,7 +217,8 @@ def _multiply_on_rank(apply: Answer, secret: int) -> Report:
     size, rank = dist.get_world_size(), dist.get_rank()
     weight, batch = torch.randn(16 * size, 64), torch.randn(size, 3, 64)
     grads, shard = torch.randn(size, 3, 16 * size), weight.chunk(size)[rank].clone()
-    x, _ = batch[rank].requires_grad_(), shard.requires_grad_()
+    x = batch[rank].requires_grad_()
+    shard.requires_grad_()
     with ringsim.memory(torch.nn.Module()):
         y = apply(x, shard)
         ringsim.compute(0.5)  # a thread of Gloo keeps the tensors of a collective a little longer
