@@ -128,7 +128,12 @@ def test_words_can_be_read_on_white_and_on_dark(draw: Callable[..., Axes]) -> No
             assert not is_shown or contrast(text.get_color(), behind) >= least, (theme, text)
 
 
-@pytest.mark.parametrize("kind", VALUES)
+def test_a_trace_without_events_is_text_in_a_notebook() -> None:
+    data, _ = VALUES["nothing"]()._repr_mimebundle_()
+    assert data.keys() == {"text/plain"}
+
+
+@pytest.mark.parametrize("kind", sorted(VALUES.keys() - {"nothing"}))
 def test_a_notebook_gets_the_whole_picture_in_our_style(kind: str) -> None:
     with mpl.rc_context(USERS_STYLE):
         data, about = VALUES[kind]()._repr_mimebundle_()

@@ -300,7 +300,7 @@ def test_in_jupyterlab_ranks_stay_from_cell_to_cell(lab: tuple[str, Path], page:
     page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
     cell = page.locator(".jp-Notebook .jp-CodeCell")
     run_cell(page, 0, ".jp-InputPrompt:has-text('[1]')")
-    run_cell(page, 1, "img")  # the trace
+    run_cell(page, 1, ".jp-OutputArea-output:has-text('Trace of 2 ranks')")
     run_cell(page, 2, ".jp-OutputArea-output:has-text('[rank 1] x is 41')")
     run_cell(page, 3, ".jp-OutputArea-output:has-text('[rank 1] started')")
     page.get_by_title("Interrupt the kernel").click()
