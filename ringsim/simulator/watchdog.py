@@ -17,17 +17,15 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-import torch
-
+from ringsim.comm.torch_private import OF_TORCH
 from ringsim.launch.threads import waits_without_end
 from ringsim.simulator.clock import Clock, Rank
 from ringsim.state import OUR_THREADS
 from ringsim.traces.frames import current_frames
+from ringsim.traces.sites import PYTHON
 
 _LOOK_S = 0.5
 _ASLEEP_S = 4.0
-_OF_TORCH = os.path.dirname(torch.__file__) + os.sep
-_OF_PYTHON = os.path.dirname(os.__file__) + os.sep
 
 
 def watch(clock: Clock) -> Callable[[], None]:
@@ -67,9 +65,9 @@ def _is_stuck(rank: Rank) -> bool:
     if frame is None:
         return False
     file = frame.f_code.co_filename
-    if file.startswith(_OF_TORCH):
+    if file.startswith(OF_TORCH):
         return True
-    if file.startswith(_OF_PYTHON):
+    if file.startswith(PYTHON):
         return waits_without_end(rank.native_thread) is True and not _has_threads(rank.clock)
     return "futex" in _channel_of(rank.native_thread)
 
@@ -97,7 +95,7 @@ def _report(clock: Clock) -> None:
     rank = clock.current
     frame = _frame_of(rank.thread)
     stack = traceback.extract_stack(frame)
-    libraries = _OF_TORCH, _OF_PYTHON
+    libraries = OF_TORCH, PYTHON
     users = [place for place in stack if not place.filename.startswith(libraries)]
     where, user = stack[-1], (users or stack)[-1]
     called = "" if where is user else f", called by {_name(user)}"
