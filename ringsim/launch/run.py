@@ -32,6 +32,7 @@ from ringsim.launch.live import show_live
 from ringsim.launch.ranks import START_S, RankSet, get_launcher
 from ringsim.launch.results import read_result
 from ringsim.launch.supervisor import RunOptions, Supervisor
+from ringsim.ring.pairs import all_pairs, list_groups
 from ringsim.traces.cells import name_cells, rename_file, rename_places
 from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.findings import IN_THREAD, Diagnosis
@@ -286,15 +287,11 @@ class Run(Supervisor):
 
     def _metadata(self) -> dict[str, Any]:
         kind = self.rank_set.kind
-        sources = range(self.size) if kind.ring and self.size > 1 else ()
-        pairs = [(rank, (rank + 1) % self.size) for rank in sources]
         backend = kind.backend or ("nccl" if kind.comm_device == "gpu" else "gloo")
         return {
             **provenance.measured_run(self.size, backend, self.start_unix_ns),
             "run_id": self._run_id,
-            "ring_groups": [
-                [f"ring:{source}>{target}", [source, target]] for source, target in pairs
-            ],
+            "ring_groups": list_groups(all_pairs(range(self.size))) if kind.ring else [],
         }
 
     def _ends(self) -> list[dict[str, Any]]:

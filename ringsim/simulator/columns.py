@@ -20,7 +20,7 @@ Two sets of arguments determine the cost of a message::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringsim.errors import ArgumentError, ScheduleError, is_integer, is_list, say
-from ringsim.link import Link, check_links
+from ringsim.link import GivenLinks, check_links
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.lowering import get_recv, lower_checked
 from ringsim.schedules.programs import Semantics, read_semantics
@@ -320,7 +320,6 @@ class _Reader:
         return order, new
 
 
-Links = Link | Mapping[tuple[int, int], Link]
 Sizes = int | Sequence[int]
 _MOST_BYTES = 2**53  # floats represent every size up to this one exactly
 
@@ -357,7 +356,7 @@ class Prices(NamedTuple):
 
 
 def make_prices(
-    stage_ranks: Sequence[int], costs: Costs, link: Links | None, sizes: Sequence[int]
+    stage_ranks: Sequence[int], costs: Costs, link: GivenLinks | None, sizes: Sequence[int]
 ) -> Prices:
     """Checks one set of costs and returns it as arrays by stage.
 

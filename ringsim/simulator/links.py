@@ -58,7 +58,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ringsim.errors import ArgumentError, say
 from ringsim.faults import Degrade, Injection, degraded_by
-from ringsim.link import Link, check_links
+from ringsim.link import GivenLinks, Link, check_links
 from ringsim.simulator.cores import Cores
 from ringsim.topologies import GlooCosts, Hop, OneMachine, Topology
 
@@ -106,7 +106,7 @@ class PrivateLinks:
 
     def __init__(
         self,
-        link: Link | Mapping[tuple[int, int], Link],
+        link: GivenLinks,
         slower: Mapping[tuple[int, int], float] = _NO_DEGREES,
     ) -> None:
         check_links(link)
@@ -158,7 +158,7 @@ class PrivateLinks:
         return degraded(find_link(self._link, src, dst), self._slower.get((src, dst), 1.0))
 
 
-def find_link(link: Link | Mapping[tuple[int, int], Link], src: int, dst: int) -> Link:
+def find_link(link: GivenLinks, src: int, dst: int) -> Link:
     """Returns the link for a pair of ranks, from one link for all pairs or a dict of links.
 
     Raises ArgumentError if there is no link for the pair.
@@ -511,7 +511,7 @@ def make_links(
     clock: Clock,
     world_size: int,
     *,
-    link: Link | Mapping[tuple[int, int], Link] | None = None,
+    link: GivenLinks | None = None,
     topology: Topology | None = None,
     inject: Iterable[Injection] = (),
     seed: int = 0,

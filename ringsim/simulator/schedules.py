@@ -20,8 +20,9 @@ from ringsim.errors import (
     is_number,
     say,
 )
-from ringsim.link import Link
+from ringsim.link import GivenLinks, Link
 from ringsim.provenance import __version__
+from ringsim.ring.pairs import all_pairs, list_groups
 from ringsim.schedules import closed_forms, make_schedule
 from ringsim.schedules.costs import Costs, Time
 from ringsim.schedules.engine import evaluate, lower_for
@@ -30,7 +31,6 @@ from ringsim.schedules.programs import Semantics, read_semantics
 from ringsim.schedules.schedule import Action, Schedule
 from ringsim.simulator.columns import (
     Columns,
-    Links,
     Prices,
     Sizes,
     columns_of,
@@ -457,7 +457,7 @@ class WhatIfs:
 def simulate_schedule(
     schedule: str | Schedule, costs: Costs | None = None, *, num_ranks: int | None = None,
     num_microbatches: int | None = None,
-    num_chunks: int | None = None, link: Links | None = None, size_bytes: Sizes = 0,
+    num_chunks: int | None = None, link: GivenLinks | None = None, size_bytes: Sizes = 0,
     semantics: Semantics = "rendezvous", ahead: int = 1,
 ) -> ScheduleRun: ...  # fmt: skip
 
@@ -466,7 +466,7 @@ def simulate_schedule(
 def simulate_schedule(
     schedule: str | Schedule, costs: Sequence[Costs], *, num_ranks: int | None = None,
     num_microbatches: int | None = None,
-    num_chunks: int | None = None, link: Links | Sequence[Links] | None = None,
+    num_chunks: int | None = None, link: GivenLinks | Sequence[GivenLinks] | None = None,
     size_bytes: Sizes = 0,
     semantics: Semantics = "rendezvous", ahead: int = 1,
 ) -> WhatIfs: ...  # fmt: skip
@@ -479,7 +479,7 @@ def simulate_schedule(
     num_ranks: int | None = None,
     num_microbatches: int | None = None,
     num_chunks: int | None = None,
-    link: Links | Sequence[Links] | None = None,
+    link: GivenLinks | Sequence[GivenLinks] | None = None,
     size_bytes: Sizes = 0,
     semantics: Semantics = "rendezvous",
     ahead: int = 1,
@@ -563,7 +563,9 @@ def simulate_schedule(
     return _simulate(source, one, step)
 
 
-def _simulate(source: Source, link: Links | None, step: closed_forms.Step | None) -> ScheduleRun:
+def _simulate(
+    source: Source, link: GivenLinks | None, step: closed_forms.Step | None
+) -> ScheduleRun:
     """Simulates a schedule with one set of costs.
 
     ``step`` describes the schedule for the closed forms, if it was created by name.
@@ -628,7 +630,7 @@ def _simulate_variants(source: Source, costs: Sequence[Costs], link: Any) -> Wha
 def _closed_form(
     step: closed_forms.Step,
     costs: Costs,
-    link: Links | None,
+    link: GivenLinks | None,
     sizes: list[int] | None,
     source: Source,
 ) -> Time | None:
@@ -658,7 +660,7 @@ def _closed_form(
 
 
 def _metadata(
-    source: Source, costs: Costs, link: Links | None, sizes: list[int] | None
+    source: Source, costs: Costs, link: GivenLinks | None, sizes: list[int] | None
 ) -> dict[str, Any]:
     """Returns a description of the simulation for JSON.
 
@@ -678,7 +680,6 @@ def _metadata(
         }
         constants["size_bytes"] = sizes
     size = source.schedule.num_ranks
-    edges = [(rank, (rank + 1) % size) for rank in range(size)] if size > 1 else []
     return {
         "format": 1,
         "source": "simulated",
@@ -686,7 +687,7 @@ def _metadata(
         "backend": f"virtual clock, {source.semantics}",
         "schedule": source.schedule.name,
         "constants": constants,
-        "ring_groups": [[f"ring:{begin}>{end}", [begin, end]] for begin, end in edges],
+        "ring_groups": list_groups(all_pairs(range(size))),
         "versions": {"ringsim": __version__},
     }
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ringsim.faults import Injection
-from ringsim.link import Link
+from ringsim.link import GivenLinks, Link
 from ringsim.provenance import __version__
 from ringsim.topologies import Topology
 
@@ -17,7 +17,7 @@ class Settings:
     """The arguments of ``ringsim.simulate``, which describes their meaning."""
 
     world_size: int
-    link: Link | Mapping[tuple[int, int], Link] | None
+    link: GivenLinks | None
     topology: Topology | None
     semantics: str
     compute: Any

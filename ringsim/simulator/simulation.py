@@ -52,6 +52,7 @@ from ringsim.launch.results import describe_unpicklable
 from ringsim.provenance import note_doubts
 from ringsim.ring import Ring
 from ringsim.ring.packing import dumps
+from ringsim.ring.pairs import all_pairs, list_groups
 from ringsim.ring.printing import Quiet, make_print
 from ringsim.simulator.clock import Clock, Ended, Rank
 from ringsim.simulator.environment import RankEnvironment, RankSignals
@@ -534,13 +535,10 @@ class Simulation:
         files = tuple(rename_file(name, self._cells) for name in tables.files)
         labels = tuple(rename_places(label, self._cells) for label in tables.labels)
         events = replace(events, tables=tables._replace(files=files, labels=labels))
-        pairs = [pair.team for pair in self._worlds.pairs]
+        pairs = all_pairs(range(self._size)) if self._worlds.pairs else []
         metadata = {
             **self._settings.metadata,
-            "ring_groups": [
-                [pair.group_name, [number, (number + 1) % self._size]]
-                for number, pair in enumerate(pairs)
-            ],
+            "ring_groups": list_groups(pairs),
             "not_recorded": [],
             "notes": self._list_notes(),
             "complete": complete,

@@ -35,7 +35,7 @@ from ringsim.comm.torch_private import (
 from ringsim.diagnose.failure import place_text
 from ringsim.errors import RendezvousFailed
 from ringsim.launch.worlds import check_world
-from ringsim.ring.groups import pair_name
+from ringsim.ring.pairs import all_pairs, pair_name
 from ringsim.simulator.clock import Clock
 from ringsim.simulator.group import SimulatedGroup
 from ringsim.simulator.isolation import Isolation
@@ -161,8 +161,7 @@ class Worlds:
         self._teams.clear()
         self._first = len(self._generations)  # the generation that ranks join at first
         self._begin_generation()
-        if len(self._ranks) > 1:
-            self.pairs = self._make_pairs()
+        self.pairs = self._make_pairs()
 
     @property
     def teams(self) -> list[Team]:
@@ -199,8 +198,7 @@ class Worlds:
 
     def _make_pairs(self) -> list[SimulatedGroup]:
         pairs = []
-        for rank in self._ranks:
-            pair = rank, (rank + 1) % len(self._ranks)
+        for pair in all_pairs(self._ranks):
             name = pair_name(pair)
             team = self._make_team(name, tuple(sorted(pair)), self._first)
             pairs.append(SimulatedGroup(team, name, name, self.make_group))
