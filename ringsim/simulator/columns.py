@@ -364,6 +364,7 @@ def make_prices(
     `spread_sizes`.
 
     Example:
+        >>> from ringsim.link import Link
         >>> prices = make_prices((0, 1), Costs(), Link(alpha_s=0.5, beta_s_per_byte=0.25), [8])
         >>> prices.duration[1].tolist(), prices.occupancy.tolist(), prices.latency.tolist()
         ([2.0, 2.0], [[0.0, 2.0], [2.0, 0.0]], [[-inf, 0.5], [0.5, -inf]])

@@ -59,6 +59,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ringsim.errors import ArgumentError, say
 from ringsim.faults import Degrade, Injection, degraded_by
 from ringsim.link import GivenLinks, Link, check_links
+from ringsim.ring.pairs import Pair
 from ringsim.simulator.cores import Cores
 from ringsim.topologies import GlooCosts, Hop, OneMachine, Topology
 
@@ -71,7 +72,8 @@ AWAKE_S = 300e-6  # the cores stay awake for this long after a message
 # two posts on a connection within this time count as overlapping, because the first one's bytes are
 # about to arrive
 CLOSE_S = 150e-6
-_NO_DEGREES: Mapping[tuple[int, int], float] = {}
+Degrees = Mapping[Pair, float]  # how many times slower each link from one rank to another is
+_NO_DEGREES: Degrees = {}
 
 
 @dataclass(slots=True)
@@ -107,12 +109,12 @@ class PrivateLinks:
     def __init__(
         self,
         link: GivenLinks,
-        slower: Mapping[tuple[int, int], float] = _NO_DEGREES,
+        slower: Degrees = _NO_DEGREES,
     ) -> None:
         check_links(link)
         self._link = link
         self._slower = slower
-        self._lines: dict[tuple[int, int], _Line] = {}  # by (src, dst)
+        self._lines: dict[Pair, _Line] = {}  # by (src, dst)
 
     def carry(
         self,
@@ -270,7 +272,7 @@ class SharedLinks:
         clock: Clock,
         topology: Topology,
         world_size: int,
-        slower: Mapping[tuple[int, int], float],
+        slower: Degrees,
     ) -> None:
         topology.check(world_size)
         self._clock = clock
@@ -445,7 +447,7 @@ class SharedCores(PrivateLinks):
     def __init__(
         self,
         machine: OneMachine,
-        slower: Mapping[tuple[int, int], float] = _NO_DEGREES,
+        slower: Degrees = _NO_DEGREES,
         world_size: int = 1,
         seed: int = 0,
     ) -> None:
