@@ -370,12 +370,9 @@ class _Meter:
             return share_s
         # if no device is given, NCCL guesses one from the rank
         dist.barrier(device_ids=[self._ring.local_rank] if self._gpu else None)
-        return self._tell(min(share_s, self._plan.timeout_s / 4), self._ring.ranks[0])
-
-    def _tell(self, value: float, leader: int, group: dist.ProcessGroup | None = None) -> float:
-        """Returns the leader's value on every rank of a group."""
-        told = torch.tensor([value], dtype=torch.float64, device=self._ring.device)
-        dist.broadcast(told, src=leader, group=group)
+        share_s = min(share_s, self._plan.timeout_s / 4)
+        told = torch.tensor([share_s], dtype=torch.float64, device=self._ring.device)
+        dist.broadcast(told, src=self._ring.ranks[0])
         return float(told.item())
 
     def _measure(self, block: PlannedRow, share_s: float) -> None:
@@ -453,5 +450,13 @@ class _Meter:
     def _agree(self, block: PlannedRow, count: int) -> int:
         if block.backend == "memcpy" or self._ring.world_size == 1:
             return count
-        group = None if block.src < 0 else group_of(block, self._ring)
-        return int(self._tell(count, timed_ranks(block, self._ring.ranks)[0], group))
+        told = torch.tensor([count], dtype=torch.int64, device=self._ring.device)
+        leader = timed_ranks(block, self._ring.ranks)[0]
+        if block.src < 0:
+            dist.broadcast(told, src=leader)
+        elif self._ring.rank == leader:
+            other = block.dst if leader == block.src else block.src
+            dist.send(told, other, group=group_of(block, self._ring))
+        else:
+            dist.recv(told, leader, group=group_of(block, self._ring))
+        return int(told.item())

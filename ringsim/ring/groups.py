@@ -399,7 +399,7 @@ class _GlooBuild:
         # not in torch's stubs
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [device]
-        options._threads = 1  # the threads run collectives, which pair groups hardly use
+        options._threads = 1  # the threads run collectives, which pair groups do not use
         options._timeout = timeout
         options.global_ranks_in_group = self.members
         options.group_name = self.name
