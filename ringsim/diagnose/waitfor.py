@@ -46,6 +46,11 @@ class Hindrance:
     # ascending. A recv from any source needs only one of them, a collective needs all
     peers: tuple[int, ...]
 
+    @property
+    def operation(self) -> Operation:
+        """The operation that blocks the rank."""
+        return self.posted.operation
+
 
 @dataclass(frozen=True)
 class Stuck:
