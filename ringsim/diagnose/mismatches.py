@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +24,6 @@ from ringsim.diagnose.snapshot import (
     BLOCKING,
     Snapshot,
     SnapshotBuilder,
-    number_channels,
     operation_of,
 )
 from ringsim.diagnose.verdict import SAME_GROUPS, acts_text
@@ -44,7 +43,15 @@ from ringsim.traces.events import (
     read_notice,
 )
 from ringsim.traces.findings import Finding, Operation, lines_text, payload_text
-from ringsim.traces.matching import CollectiveCalls, match, number_places, number_rows, refused
+from ringsim.traces.matching import (
+    CollectiveCalls,
+    count_alike,
+    match,
+    number_channels,
+    number_places,
+    number_rows,
+    refused,
+)
 from ringsim.traces.units import count
 
 if TYPE_CHECKING:
@@ -131,7 +138,8 @@ def find_new_mismatches(
 def _settled_pairs(events: Events, settled: Ints) -> tuple[Ints, Ints]:
     """Returns the pairs of sends and recvs, up to the first unsettled operation of a channel."""
     messages = np.flatnonzero((events.kind <= RECV) & (events.peer >= 0))
-    sure = messages[_first_marked(settled[messages], number_channels(events, messages))]
+    sides = number_rows(events.kind[messages], number_channels(events, messages))
+    sure = messages[_first_marked(settled[messages], sides)]
     pairs = match(events.select(sure))
     return sure[pairs.send], sure[pairs.recv]
 
@@ -228,7 +236,7 @@ def _message_findings(events: Events, send: Ints, recv: Ints) -> tuple[Finding, 
         return ()
     columns = events.rank, events.payload, events.file, events.line
     found = []
-    for index, times in _count_alike([column[side] for column in columns for side in (send, recv)]):
+    for index, times in count_alike(*(column[side] for column in columns for side in (send, recv))):
         sides = int(send[index]), int(recv[index])
         what = disagreement(*(events.tables.payloads[events.payload[side]] for side in sides))
         if what:
@@ -236,12 +244,6 @@ def _message_findings(events: Events, send: Ints, recv: Ints) -> tuple[Finding, 
             finding = _message_finding(mine, theirs, what, times)
             found.append((_SEVERITY.index(what), index, finding))
     return _worst(found)
-
-
-def _count_alike(columns: Sequence[Ints]) -> Iterator[tuple[int, int]]:
-    """Yields the first index and the size of each group of equal rows."""
-    _, first, times = np.unique(np.stack(columns), axis=1, return_index=True, return_counts=True)
-    return zip(first.tolist(), times.tolist(), strict=True)
 
 
 def _worst(found: Iterable[tuple[Any, Any, Finding]]) -> tuple[Finding, ...]:
@@ -532,7 +534,7 @@ def find_leaks(trace: Trace) -> tuple[Finding, ...]:
     met[trace.messages.send] = met[trace.messages.recv] = True
     about = (events.rank, events.op, events.file, events.line, met, events.wait_ns != NONE)
     found = []
-    for index, number in _count_alike([column[open_ops] for column in about]):
+    for index, number in count_alike(*(column[open_ops] for column in about)):
         event = int(open_ops[index])
         operation = operation_of(events, event)
         hint = (
@@ -648,7 +650,7 @@ def find_races(trace: Trace) -> tuple[Finding, ...]:
     send, recv = trace.messages.send, trace.messages.recv
     # the other side may then let a thread continue
     end[send] = end[recv] = np.minimum(end[send], end[recv])
-    channel = number_channels(events, some)
+    channel = number_rows(events.kind[some], number_channels(events, some))
     order = np.lexsort((events.post_ns[some], channel))
     channel, earlier, later = channel[order], some[order][:-1], some[order][1:]
     met = (channel[1:] == channel[:-1]) & (events.thread[earlier] != events.thread[later])

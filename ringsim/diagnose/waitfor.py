@@ -105,7 +105,7 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
         for one in view.awaited:
             key = _need_key(one)
             if key not in needs:
-                needs[key] = need = _make_need(snapshot, rank, one)
+                needs[key] = need = _make_need(snapshot, one)
                 for member in need.wanted:
                     concerned.setdefault(member, []).append(need)
             waiter = rank, one.thread
@@ -141,12 +141,12 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
     return Stuck(stuck, find_cycle(hindrances), hindrances)
 
 
-def hindering(snapshot: Snapshot, rank: int, one: OpenOperation) -> tuple[int, ...]:
-    """Returns the ranks that must act before a rank's operation can finish, in ascending order.
+def hindering(snapshot: Snapshot, one: OpenOperation) -> tuple[int, ...]:
+    """Returns the ranks that must act before an operation can finish, in ascending order.
 
     For a recv from any source, one of these ranks is enough.
     """
-    return _make_need(snapshot, rank, one).hindering(rank)
+    return _make_need(snapshot, one).hindering(one.operation.rank)
 
 
 class _Need:
@@ -220,8 +220,8 @@ def _need_key(one: OpenOperation) -> Hashable:
     )
 
 
-def _make_need(snapshot: Snapshot, rank: int, one: OpenOperation) -> _Need:
-    peer = one.operation.peer
+def _make_need(snapshot: Snapshot, one: OpenOperation) -> _Need:
+    rank, peer = one.operation.rank, one.operation.peer
     if one.operation.kind == COLLECTIVE:
         entered = {other.rank: other for other in one.entered}
         # Only the members of a new group wait for each other.

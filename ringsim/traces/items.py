@@ -95,14 +95,19 @@ def _describe(event: Event) -> str:
             if (value := getattr(event, name)) is not None
         ]
         return f"{event.kind} {event.label or ''!r}" + (f" ({', '.join(place)})" if place else "")
+    if event.kind == "recv" and event.peer is None:
+        return str(as_operation(event, peer=ANY_SOURCE))
+    return str(as_operation(event))
+
+
+def as_operation(event: Event, **more: Any) -> Operation:
+    """Returns an event as an operation; ``more`` replaces or adds fields of the operation."""
     known = {
         name: value
         for name in Operation.__dataclass_fields__
         if (value := getattr(event, name, None)) is not None
     }
-    if event.kind == "recv":
-        known.setdefault("peer", ANY_SOURCE)
-    return str(Operation(**known))
+    return Operation(**known | more)
 
 
 class Message(NamedTuple):

@@ -217,12 +217,7 @@ def match(events: Events, *, by_tag: bool = True, apart: Ints | Sequence[int] = 
     sends, recvs = np.flatnonzero(kind == SEND), np.flatnonzero((kind == RECV) & (events.peer >= 0))
     unknown = np.flatnonzero((kind == RECV) & (events.peer < 0))
     both = np.concatenate([sends, recvs])
-    channel = number_rows(
-        events.group[both],
-        np.concatenate([events.rank[sends], events.peer[recvs]]),
-        np.concatenate([events.peer[sends], events.rank[recvs]]),
-        events.tag[both] if by_tag else None,
-    )
+    channel = number_channels(events, both, by_tag=by_tag)
     place = np.concatenate(
         [number_places(channel[: len(sends)]), number_places(channel[len(sends) :])]
     )
@@ -267,6 +262,20 @@ def describe_unmatched(events: Events, indices: Ints) -> list[Unmatched]:
     ]
 
 
+def number_channels(events: Events, some: Ints, *, by_tag: bool = True) -> Ints:
+    """Numbers the channels of messages: their group, source, destination and tag.
+
+    A send and its recv are on the same channel.
+    """
+    sends, rank, peer = events.kind[some] == SEND, events.rank[some], events.peer[some]
+    return number_rows(
+        events.group[some],
+        np.where(sends, rank, peer),
+        np.where(sends, peer, rank),
+        events.tag[some] if by_tag else None,
+    )
+
+
 def number_rows(*columns: Ints | None) -> Ints:
     """Numbers the distinct rows of ``columns`` from 0 (int64); skips columns that are None.
 
@@ -298,6 +307,17 @@ def _number_values(column: Ints) -> Ints:
             numbers: Ints = (np.cumsum(found) - 1)[offset]
             return numbers
     return np.unique(column, return_inverse=True)[1].astype(np.int64)
+
+
+def count_alike(*columns: Ints) -> Iterator[tuple[int, int]]:
+    """Yields the first index and the number of each of the distinct rows.
+
+    Example:
+        >>> list(count_alike(np.array([5, 5, 2]), np.array([1, 1, 1])))
+        [(2, 1), (0, 2)]
+    """
+    _, first, times = np.unique(number_rows(*columns), return_index=True, return_counts=True)
+    return zip(first.tolist(), times.tolist(), strict=True)
 
 
 def number_places(key: Ints) -> Ints:
