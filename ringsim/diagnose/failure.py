@@ -38,7 +38,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,7 +121,7 @@ def find_cause(error: BaseException) -> Cause:
         ...     find_cause(error)
         Cause(error=ValueError('no such layer'), echo='', after=KeyError('w'), pending=False)
     """
-    chain = _chain(error)
+    chain, own = _chain(error), Cause(error, after=_root(error))
     place = next(
         (
             index
@@ -131,16 +131,15 @@ def find_cause(error: BaseException) -> Cause:
         None,
     )
     if place is None:
-        return Cause(error, after=_root(error))
+        return own
     before = chain[place - 1] if place else None
     if before is not None and _was_on_its_way(before, chain[place:]):
         return Cause(before, after=_root(before), pending=True)
     echo = _echo_of(chain[place])
     if echo == OWN:
-        return Cause(error, after=_root(error))
+        return own
     if echo == WAIT and any(_raised_inside(one) and _echo_of(one) == OWN for one in chain[place:]):
-        # the timeout was caught; something else went wrong with the next operation
-        return Cause(error, after=_root(error))
+        return own  # the timeout was caught; something else went wrong with the next operation
     return Cause(
         error, echo, after=before if before is not None and not _raised_inside(before) else None
     )
@@ -549,14 +548,10 @@ def describe_unfinished(rank: int, doing: str, place: tuple[str, int] | None) ->
         >>> describe_unfinished(1, "computing", ("/home/me/train.py", 7))
         {'rank': 1, 'state': 'running', 'about': 'computing at train.py:7', 'error': ''}
     """
+    state, about = "running", f"{doing} at {place_text(place)}" if place else doing
     if doing == "stopped":
-        return {"rank": rank, "state": "stopped", "about": "is stopped by a signal", "error": ""}
-    return {
-        "rank": rank,
-        "state": "running",
-        "about": f"{doing} at {place_text(place)}" if place else doing,
-        "error": "",
-    }
+        state, about = "stopped", "is stopped by a signal"
+    return {"rank": rank, "state": state, "about": about, "error": ""}
 
 
 def place_text(place: tuple[str, int]) -> str:
@@ -723,11 +718,21 @@ def impose(kind: str, text: str) -> RingError:
     return error
 
 
+_VALUES: dict[str, Any] = {
+    kind.__name__: kind for kind in (Verdict, Diagnosis, Finding, Operation, Edge)
+}
+
+
 def write_verdict(directory: Path, verdict: Verdict) -> None:
     """Writes a verdict to the directory of the run's parts, atomically."""
-    said = asdict(replace(verdict, diagnosis=replace(verdict.diagnosis, trace=None)))
+
+    def encode(value: Any) -> Any:
+        name = type(value).__name__
+        return {"type": name, **vars(value)} if name in _VALUES else int(value)
+
+    said = replace(verdict, diagnosis=replace(verdict.diagnosis, trace=None))
     unfinished = directory / f"{_FILE}.unfinished-{os.getpid()}"
-    unfinished.write_text(json.dumps(said, default=int))
+    unfinished.write_text(json.dumps(said, default=encode))
     unfinished.replace(directory / _FILE)
 
 
@@ -738,43 +743,23 @@ def clear_verdict(directory: Path) -> None:
 
 def read_verdict(directory: Path) -> Verdict | None:
     """Returns the verdict of a run, or None if there is none."""
+
+    def decode(said: dict[str, Any]) -> Any:
+        if "type" not in said:
+            return {int(rank): text for rank, text in said.items()}
+        kind = _VALUES[said.pop("type")]
+        values = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in said.items()
+        }
+        if values.get("end"):
+            values["end"] = End(*values["end"])
+        return kind(**values)
+
     try:
-        said = json.loads((directory / _FILE).read_bytes())
+        verdict: Verdict = json.loads((directory / _FILE).read_bytes(), object_hook=decode)
     except OSError:
         return None
-    found = said["diagnosis"]
-    edges = tuple(
-        Edge(**{**edge, "operation": edge["operation"] and _read_operation(edge["operation"])})
-        for edge in found["edges"]
-    )
-    diagnosis = Diagnosis(
-        tuple(map(_read_finding, found["findings"])),
-        found["world_size"],
-        edges,
-        tuple(found["states"]),
-    )
-    about = {int(rank): text for rank, text in said["about"].items()}
-    return Verdict(tuple(said["ranks"]), diagnosis, said["at_ns"], said["proved"], about)
-
-
-def _read_finding(said: dict[str, Any]) -> Finding:
-    operations, echoes = (
-        map(_read_operation, said["operations"]),
-        map(_read_finding, said["consequences"]),
-    )
-    return Finding(
-        **{
-            **said,
-            "ranks": tuple(said["ranks"]),
-            "operations": tuple(operations),
-            "consequences": tuple(echoes),
-            "end": said["end"] and End(*said["end"]),
-        }
-    )
-
-
-def _read_operation(said: dict[str, Any]) -> Operation:
-    return Operation(**{**said, "shape": tuple(said["shape"])})
+    return verdict
 
 
 def raise_verdict(directory: Path, rank: int) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 from ringsim.diagnose.snapshot import operation_of
 from ringsim.traces.events import COLLECTIVE, ERROR, NONE, RECV, SEND, SPAN, Events, Ints
 from ringsim.traces.findings import Finding, lines_text
+from ringsim.traces.items import event_at, part_text
 from ringsim.traces.matching import CollectiveCalls, number_rows, wait_for_last
 from ringsim.traces.units import count, span_text, time_text
 
@@ -101,27 +102,22 @@ def find_lateness(trace: Trace) -> tuple[Finding, ...]:
 
 
 def _collect(trace: Trace) -> _Waits:
-    events, messages, late = trace.events, trace.messages, trace.waits
-    sends, recvs = messages.send, messages.recv
-    pieces = []
-    for mine, other, length, kind in (
-        (recvs, sends, late.late_sender_ns[recvs], _SENDER),
-        (sends, recvs, late.late_receiver_ns[sends], _RECEIVER),
-    ):
-        some = (length > 0) & (events.rank[mine] != events.rank[other])
-        pieces.append((mine[some], other[some], length[some], np.full(int(some.sum()), kind)))
-    pieces.append(_collective_waits(trace))
-    mine, other, length, kinds = (np.concatenate(column) for column in zip(*pieces, strict=True))
-    start = events.wait_ns[mine]
-    return _Waits(events.rank[mine], events.rank[other], start, start + length, mine, other, kinds)
-
-
-def _collective_waits(trace: Trace) -> tuple[Ints, Ints, Ints, Ints]:
-    """Returns the waits for the last member to arrive in complete collectives."""
-    calls, rank = CollectiveCalls.of(trace.events, trace.apart), trace.events.rank
-    length, last = wait_for_last(trace.events, trace.apart)[calls.event], calls.last[calls.call]
-    some = (length > 0) & (rank[calls.event] != rank[last])
-    return calls.event[some], last[some], length[some], np.full(int(some.sum()), _MEMBER)
+    events, sends, recvs = trace.events, trace.messages.send, trace.messages.recv
+    calls = CollectiveCalls.of(events, trace.apart)
+    pieces = (
+        (recvs, sends, trace.waits.late_sender_ns),
+        (sends, recvs, trace.waits.late_receiver_ns),
+        # in complete collectives, for the last member to arrive
+        (calls.event, calls.last[calls.call], wait_for_last(events, trace.apart)),
+    )
+    found = []
+    for kind, (mine, other, late_ns) in enumerate(pieces):
+        some = (late_ns[mine] > 0) & (events.rank[mine] != events.rank[other])
+        mine, other, start = mine[some], other[some], events.wait_ns[mine[some]]
+        kinds = np.full(len(mine), kind)
+        late = events.rank[mine], events.rank[other], start, start + late_ns[mine]
+        found.append((*late, mine, other, kinds))
+    return _Waits._make(np.concatenate(column) for column in zip(*found, strict=True))
 
 
 def _own_time(waits: _Waits, activity: Activity) -> Ints:
@@ -373,8 +369,6 @@ class Activity:
     def blocked_between(self, rank: int, start_ns: Ints, end_ns: Ints) -> Ints:
         """Returns the time that a rank was blocked in each interval, in ns (int64)."""
         times, blocked = self._blocked_until(rank)
-        if len(times) == 0:
-            return np.zeros(len(start_ns), dtype=np.int64)
         return (np.interp(end_ns, times, blocked) - np.interp(start_ns, times, blocked)).astype(
             np.int64
         )
@@ -384,10 +378,8 @@ class Activity:
 
         The run is ``length_ns`` long; the shares are float64.
         """
-        blocked = [self._blocked_until(rank)[1] for rank in range(self._size)]
-        return np.array(
-            [1 - (float(one[-1]) / max(length_ns, 1) if len(one) else 0) for one in blocked]
-        )
+        blocked = np.array([self._blocked_until(rank)[1][-1] for rank in range(self._size)])
+        return 1 - blocked / max(length_ns, 1)
 
     def doing(self, rank: int, start_ns: int, end_ns: int) -> str:
         """Describes a rank's main activity during an interval.
@@ -426,24 +418,15 @@ class Activity:
         return speaks
 
     def _span_text(self, event: int) -> str:
-        events = self._events
-        label, stage, microbatch = (
-            int(events.label[event]),
-            int(events.stage[event]),
-            int(events.microbatch[event]),
-        )
-        name = span_text(events.tables.labels[label]) if label != NONE else "a span"
-        about = [
-            f"stage {stage}" if stage != NONE else "",
-            f"microbatch {microbatch}" if microbatch != NONE else "",
-        ]
-        words = ", ".join(filter(None, about))
+        one = event_at(self._events, event)
+        name = "a span" if one.label is None else span_text(one.label)
+        words = part_text(one)
         if name == "compute":
             return f"computing {words}".rstrip()
         return f'in "{name}"' + (f" ({words})" if words else "")
 
     def _blocked_until(self, rank: int) -> tuple[Ints, Ints]:
-        """Returns ascending times, and the rank's blocked time until each of these times.
+        """Returns ascending times from 0, and the rank's blocked time until each of these times.
 
         Overlapping times count once.
         """
@@ -454,16 +437,11 @@ class Activity:
             over &= events.status != ERROR
             mine = np.flatnonzero((events.rank == rank) & self._speaks & over)
             mine = mine[np.argsort(events.wait_ns[mine], kind="stable")]
-            end = (
-                np.maximum.accumulate(np.maximum(events.done_ns[mine], events.wait_ns[mine]))
-                if len(mine)
-                else mine
-            )
-            start = np.maximum(
-                events.wait_ns[mine], np.concatenate([end[:0], [0], end[:-1]])[: len(mine)]
-            )
-            start = np.minimum(start, end)
+            wait, done = events.wait_ns[mine], events.done_ns[mine]
+            end = np.maximum.accumulate(np.maximum(done, wait))
+            start = np.minimum(np.maximum(wait, np.append(0, end)[:-1]), end)
             total = np.cumsum(end - start)
-            times = np.stack([start, end], axis=1).ravel()
-            self._ends[rank] = times, np.stack([total - (end - start), total], axis=1).ravel()
+            times = np.append(0, np.stack([start, end], axis=1))
+            until = np.append(0, np.stack([total - (end - start), total], axis=1))
+            self._ends[rank] = times, until
         return self._ends[rank]
