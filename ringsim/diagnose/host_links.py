@@ -59,7 +59,7 @@ class _Way(NamedTuple):
     size_bytes: int
     number: int  # of messages
     least_ns: int  # the shortest time of a message
-    sure_ns: int  # ``least_ns``, less the possible error of both clocks
+    sure_ns: float  # ``least_ns``, less the possible error of both clocks
     shortest: int  # the message with that time
 
     @property
@@ -77,7 +77,7 @@ class _Crossings(NamedTuple):
     posted_ns: Ints  # the time when both sides had posted
     done_ns: Ints
     seen: Ints  # bool: whether its receiver waited for it, so that ``done_ns`` is its arrival
-    wrong_ns: Ints  # the possible error of the two clocks
+    wrong_ns: Ints  # the possible error of the two clocks (float64)
     names: list[str]
 
 
@@ -136,66 +136,36 @@ def find_links(trace: Trace) -> tuple[Finding, ...]:
 
 def _list_crossings(trace: Trace) -> _Crossings:
     events, messages = trace.events, trace.messages
-    across = trace.crosses(messages.src, messages.dst)
-    send, recv, src, dst = (
-        messages.send[across],
-        messages.recv[across],
-        messages.src[across],
-        messages.dst[across],
-    )
+    across = np.flatnonzero(trace.crosses(messages.src, messages.dst))
+    send, recv = messages.send[across], messages.recv[across]
+    src, dst = messages.src[across], messages.dst[across]
     posted_ns = np.maximum(events.post_ns[send], events.post_ns[recv])
-    done_ns, wait_ns, size_bytes = (
-        events.done_ns[recv],
-        events.wait_ns[recv],
-        events.size_bytes[send],
-    )
+    done_ns, wait_ns = events.done_ns[recv], events.wait_ns[recv]
+    size_bytes = events.size_bytes[send]
     told = (wait_ns != NONE) & (done_ns != NONE) & (size_bytes != NONE)
     seen = told & (2 * (done_ns - np.maximum(posted_ns, wait_ns)) >= done_ns - posted_ns)
-    known, wrong_ns = _read_clocks(trace)
-    names, host = np.unique(trace.hosts, return_inverse=True)
-    columns = (
-        np.flatnonzero(across),
-        host[src],
-        host[dst],
-        size_bytes,
-        posted_ns,
-        done_ns,
-        seen,
-        wrong_ns[src] + wrong_ns[dst],
-    )
-    kept = (done_ns != NONE) & known[src] & known[dst]
-    return _Crossings._make([*(column[kept] for column in columns), names.tolist()])
-
-
-def _read_clocks(trace: Trace) -> tuple[Ints, Ints]:
-    """Returns, for each rank, whether its clock was compared and its possible error in ns."""
-    known, wrong_ns = (
-        np.ones(trace.world_size, dtype=bool),
-        np.zeros(trace.world_size, dtype=np.int64),
-    )
+    by_rank = np.zeros(trace.world_size)
     for clock in trace.clocks:
-        known[[*clock.ranks]] = clock.uncertainty_ns is not None
-        wrong_ns[[*clock.ranks]] = clock.uncertainty_ns or 0
-    return known, wrong_ns
+        compared = clock.uncertainty_ns is not None
+        by_rank[[*clock.ranks]] = clock.uncertainty_ns if compared else np.inf
+    wrong_ns = by_rank[src] + by_rank[dst]
+    names, host = np.unique(trace.hosts, return_inverse=True)
+    columns = across, host[src], host[dst], size_bytes, posted_ns, done_ns, seen, wrong_ns
+    kept = (done_ns != NONE) & np.isfinite(wrong_ns)
+    return _Crossings._make([*(column[kept] for column in columns), names.tolist()])
 
 
 def _list_ways(crossings: _Crossings) -> list[_Way]:
     seen = np.flatnonzero(crossings.seen)
     took_ns = (crossings.done_ns - crossings.posted_ns)[seen]
-    columns = np.stack([crossings.src, crossings.dst, crossings.size_bytes])[:, seen]
-    kinds, kind, numbers = np.unique(columns, axis=1, return_inverse=True, return_counts=True)
+    sides = np.stack([crossings.src, crossings.dst, crossings.size_bytes])[:, seen]
+    kinds, kind, numbers = np.unique(sides, axis=1, return_inverse=True, return_counts=True)
     order = np.lexsort((took_ns, kind))
     first = order[np.searchsorted(kind[order], np.arange(len(numbers)))]
     least_ns = took_ns[first].clip(0)
     sure_ns, shortest = least_ns - crossings.wrong_ns[seen[first]], crossings.message[seen[first]]
-    rows = zip(
-        *kinds.tolist(),
-        numbers.tolist(),
-        least_ns.tolist(),
-        sure_ns.tolist(),
-        shortest.tolist(),
-        strict=True,
-    )
+    columns = *kinds, numbers, least_ns, sure_ns, shortest
+    rows = zip(*(column.tolist() for column in columns), strict=True)
     return [_Way(crossings.names[src], crossings.names[dst], *rest) for src, dst, *rest in rows]
 
 
@@ -327,7 +297,7 @@ def _describe_slow(
         & np.isin(host[messages.src], way.pair)
         & np.isin(host[messages.dst], way.pair)
     )
-    ranks = sorted({*messages.src[over].tolist(), *messages.dst[over].tolist()})
+    ranks = np.union1d(messages.src[over], messages.dst[over]).tolist()
     message = (
         f"the link between hosts {first} and {second} is slow.\n"
         f"  each of {count(way.number, 'message')} of {bytes_text(way.size_bytes)} from {way.src} "

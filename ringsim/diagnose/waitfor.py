@@ -175,20 +175,13 @@ class _Need:
 
     def met(self) -> list[_Waiter]:
         """Returns the waiting threads that can now finish."""
-        if (
-            self.never
-            or (self.any_of and len(self.left) == len(self.wanted))
-            or (not self.any_of and len(self.left) > 1)
-        ):
+        most = len(self.wanted) - 1 if self.any_of else 1
+        if self.never or len(self.left) > most:
             return []
-        if self.left and not self.any_of:
-            (last,) = self.left  # if it waits, it waits only for itself
-            found = [waiter for waiter in self.waiters if waiter[0] == last]
-            self.waiters = (
-                [waiter for waiter in self.waiters if waiter[0] != last] if found else self.waiters
-            )
-            return found
-        found, self.waiters = self.waiters, []
+        # if all are needed, the last one that is left waits only for itself, if at all
+        last = set() if self.any_of else self.left
+        found = [waiter for waiter in self.waiters if not last or waiter[0] in last]
+        self.waiters = [waiter for waiter in self.waiters if last and waiter[0] not in last]
         return found
 
     def hindering(self, rank: int) -> tuple[int, ...]:

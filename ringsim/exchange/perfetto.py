@@ -96,12 +96,10 @@ class _Writer:
     """
 
     def __init__(self, trace: Trace) -> None:
-        self._kinds, self._trace = perfetto_messages(), trace
-        self._tables = trace.events.tables
+        self._trace, self._tables = trace, trace.events.tables
         self._numbers: dict[tuple[str, str], int] = {}
-        self._new: list[tuple[str, str]] = []
-        self._file = self._kinds.Trace()
-        self._annotations: dict[tuple[str, str | int], Any] = {}
+        self._new: list[tuple[str, int, str]] = []
+        self._file = perfetto_messages().Trace()
 
     def parts(self, run: str) -> Iterator[bytes]:
         """Yields the file in parts, one per lane.
@@ -157,19 +155,11 @@ class _Writer:
     def _begin(self, one: Slice, track: int) -> None:
         kind = OP_KINDS[one.row.op]
         named = self._named(make_name(one.row, self._tables), KIND_NAMES[kind])
-        told = [
-            self._annotation(key, value)
-            for key, value in describe_row(one.row, self._tables).items()
-        ]
-        columns = {
-            "name_iid": self._number("debug_annotation_names", COLUMNS),
-            "string_value": " ".join(map(str, one.row)),
-        }
+        facts = describe_row(one.row, self._tables) | {COLUMNS: " ".join(map(str, one.row))}
+        told = [self._annotation(key, value) for key, value in facts.items()]
         flows = [one.flow_out] if one.flow_out else ()
         what = INSTANT if kind == MARK else BEGIN
-        self._event(
-            one.start_ns, what, track, **named, flow_ids=flows, debug_annotations=[*told, columns]
-        )
+        self._event(one.start_ns, what, track, **named, flow_ids=flows, debug_annotations=told)
 
     def _named(self, name: str, category: str) -> dict[str, Any]:
         return {
@@ -181,25 +171,15 @@ class _Writer:
         known = self._numbers.get((table, name))
         if known is None:
             known = self._numbers[table, name] = len(self._numbers) + 1
-            self._new.append((table, name))
+            self._new.append((table, known, name))
         return known
 
-    def _annotation(self, key: str, value: str | int) -> Any:
-        """Returns the annotation message for a single fact about an event.
-
-        The messages are cached, because few distinct facts occur, and each occurs often.
-        """
-        known = self._annotations.get((key, value))
-        if known is None:
-            known = self._kinds.DebugAnnotation(
-                name_iid=self._number("debug_annotation_names", key)
-            )
-            if isinstance(value, int):
-                known.int_value = value
-            else:
-                known.string_value = plain_text(value)
-            self._annotations[key, value] = known
-        return known
+    def _annotation(self, key: str, value: str | int) -> dict[str, Any]:
+        """Returns the annotation for a single fact about an event."""
+        told = (
+            {"int_value": value} if isinstance(value, int) else {"string_value": plain_text(value)}
+        )
+        return {"name_iid": self._number("debug_annotation_names", key), **told}
 
     def _event(self, time_ns: int, kind: int, track: int, **more: Any) -> None:
         self._packet(
@@ -210,7 +190,7 @@ class _Writer:
 
     def _packet(self, **content: Any) -> None:
         packet = self._file.packet.add(trusted_packet_sequence_id=_SEQUENCE, **content)
-        for number, (table, name) in enumerate(self._new, len(self._numbers) - len(self._new) + 1):
+        for table, number, name in self._new:
             getattr(packet.interned_data, table).add(iid=number, name=plain_text(name))
         self._new.clear()
 
@@ -304,7 +284,7 @@ def _read(file: Any) -> Trace:
         elif event.type == END:
             boxes.end(track, packet.timestamp)
         elif event.type == INSTANT:
-            boxes.mark(track, sequence.name(event), packet.timestamp)
+            boxes.add(track, "mark", sequence.name(event), packet.timestamp)
     if run is not None:
         return unpack_run(run, rows)
     return boxes.trace({lane: _pid(lane, tracks) for lane in boxes.lanes})

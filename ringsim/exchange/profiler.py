@@ -11,7 +11,6 @@ their calls. For NCCL, see ``nccl_profile``.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,9 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ringsim.exchange.nccl_profile import NcclRun
 from ringsim.exchange.profile_file import Profile, read_profile
 from ringsim.exchange.reading import (
-    count_item_bytes,
     importing,
     list_files,
+    make_payload,
     name_missing,
     read_bytes,
 )
@@ -201,31 +200,31 @@ def _add_operations(rows: EventRows, found: Profile) -> None:
         queue = waiting[call.work]
         most = found.world_size if call.works == "all" else 1
         works = [queue.popleft() for _ in range(min(len(queue), most))]
-        done = max(
-            (work["end_ns"] for work in works), default=NONE if call.work else event["end_ns"]
+        # a call without works itself waits
+        done = max((work["end_ns"] for work in works), default=NONE)
+        if not call.work:
+            done = event["end_ns"]
+        shards = found.world_size if call.shards else 1
+        rows.add(
+            found.rank,
+            call.op,
+            event["start_ns"],
+            done_ns=done,
+            status=OK if done != NONE else IN_FLIGHT,
+            group=world,
+            thread=event["thread"],
+            tag=_input(event, call.tag),
+            peer=ANY_SOURCE if call.work == "recvAnySource" else _input(event, call.peer),
+            payload=_payload(works[0], shards) if works else None,
         )
-        columns = {
-            "done_ns": done,
-            "status": OK if done != NONE else IN_FLIGHT,
-            "group": world,
-            "thread": event["thread"],
-        }
-        if call.tag != NONE:
-            columns["tag"] = int(_input(event, call.tag))
-        if call.work == "recvAnySource":
-            columns["peer"] = ANY_SOURCE
-        elif call.peer != NONE:
-            columns["peer"] = int(_input(event, call.peer))
-        if works:
-            columns["payload"] = _payload(works[0], found.world_size if call.shards else 1)
-        rows.add(found.rank, call.op, event["start_ns"], **columns)
 
 
-def _input(event: dict[str, Any], place: int) -> str:
+def _input(event: dict[str, Any], place: int) -> int | None:
+    if place == NONE:
+        return None
     if "Concrete Inputs" not in event["args"]:
         raise ValueError("it contains neither peers nor sizes; profile with record_shapes=True")
-    value: str = event["args"]["Concrete Inputs"][place]
-    return value
+    return int(event["args"]["Concrete Inputs"][place])
 
 
 def _payload(work: dict[str, Any], times: int) -> Payload | None:
@@ -233,9 +232,5 @@ def _payload(work: dict[str, Any], times: int) -> Payload | None:
     kinds, shapes = work["args"].get("Input type"), work["args"].get("Input Dims")
     if not kinds or not shapes or kinds[0] not in _DTYPES:
         return None
-    dtype = _DTYPES[kinds[0]]
-    shape = tuple(int(length) for length in shapes[0])
-    if any(length < 0 for length in shape):
-        raise ValueError(f"the shape {shape} has a negative length")
-    whole = (times, *shape) if times > 1 else shape
-    return Payload(dtype, whole, math.prod(whole) * count_item_bytes(dtype))
+    shape = [times, *shapes[0]] if times > 1 else shapes[0]
+    return make_payload(_DTYPES[kinds[0]], [shape])
