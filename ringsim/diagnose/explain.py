@@ -286,15 +286,11 @@ def _under(causes: list[Finding], judged: Sequence[Finding]) -> list[Finding]:
             echoes = (replace(cause, consequences=()), *cause.consequences, *echoes)
             causes[place] = replace(one, consequences=echoes)
             continue
-        if one.kind != cause.kind and not _restates(one):
+        restates = one.end is not None and one.end.error in _OUR_ERRORS
+        if one.kind != cause.kind and not restates:
             echoes = (replace(one, consequences=(), hint=""), *echoes)
         causes[place] = replace(cause, consequences=(*cause.consequences, *echoes))
     return [*causes, *alone]
-
-
-def _restates(failure: Finding) -> bool:
-    """Returns whether a rank failed with an error that another finding explains better."""
-    return failure.end is not None and failure.end.error in _OUR_ERRORS
 
 
 def _renamed(finding: Finding) -> Finding:

@@ -565,11 +565,6 @@ def place_text(place: tuple[str, int]) -> str:
     return f"{name_cells([name]).get(name, os.path.basename(name))}:{line}"
 
 
-def first_failure(reports: Sequence[Report]) -> Report:
-    """Returns the failure that caused the others: the earliest one that is not an echo."""
-    return min(reports, key=lambda report: (report.is_consequence, report.at_ns))
-
-
 def make_error(
     reports: Sequence[Report], world_size: int, stopped: Sequence[int]
 ) -> errors.RingError:
@@ -580,7 +575,8 @@ def make_error(
         world_size: the number of ranks in the run.
         stopped: the ranks that ringsim ended because another rank had failed.
     """
-    first = first_failure(reports)
+    # the earliest failure that is not an echo caused the others
+    first = min(reports, key=lambda report: (report.is_consequence, report.at_ns))
     who = f"rank {first.rank} of {world_size}"
     if first.of_ringsim:
         text = first.text if who in first.text else f"{first.text} ({who})"
@@ -594,30 +590,21 @@ def make_error(
         text += "\n" + indent(first.traceback)
     if first.waited:
         text += f"\n  {_WAITED}: {first.waited}"
-    others = [report for report in reports if report is not first]
-    for what, told in (
-        (
-            "also failed",
-            _tell(
-                {
-                    one.rank: one.error or f"its process {one.text}"
-                    for one in others
-                    if not one.is_consequence
-                }
-            ),
-        ),
-        (
-            "lost a peer as a result",
-            _tell({one.rank: one.where or one.error for one in others if one.is_consequence}),
-        ),
-        ("stopped as a result", name_ranks(sorted(stopped)) if stopped else ""),
-    ):
-        text += f"\n  {what}: {told}" if told else ""
-    kind = (
-        getattr(errors, first.error, RankFailed)
-        if first.of_ringsim and first.error not in _OF_TORCH
-        else RankFailed
-    )
+    failed, lost = dict[int, str](), dict[int, str]()
+    for one in reports:
+        if one is not first and one.is_consequence:
+            lost[one.rank] = one.where or one.error
+        elif one is not first:
+            failed[one.rank] = one.error or f"its process {one.text}"
+    told = {
+        "also failed": _tell(failed),
+        "lost a peer as a result": _tell(lost),
+        "stopped as a result": name_ranks(sorted(stopped)) if stopped else "",
+    }
+    text += "".join(f"\n  {what}: {ranks}" for what, ranks in told.items() if ranks)
+    kind = RankFailed
+    if first.of_ringsim and first.error not in _OF_TORCH:
+        kind = getattr(errors, first.error, RankFailed)
     made: RingError = kind(text, rank=first.rank) if issubclass(kind, RankFailed) else kind(text)
     return made
 

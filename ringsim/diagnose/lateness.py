@@ -216,7 +216,7 @@ def _find_straggler(
         return None
     busy = activity.busy_shares(trace.makespan_s * 1e9)
     others = float(np.median(np.delete(busy, worst)))
-    longest = int(np.flatnonzero(waits.late == worst)[np.argmax(own_ns[waits.late == worst])])
+    longest = int(np.where(waits.late == worst, own_ns, NONE).argmax())
     doing = activity.doing(worst, int(waits.start_ns[longest]), int(waits.end_ns[longest]))
     message = (
         f"rank {worst} made others wait {count(int(times[worst]), 'time')}, for "

@@ -240,8 +240,17 @@ def _message_findings(events: Events, send: Ints, recv: Ints) -> tuple[Finding, 
         sides = int(send[index]), int(recv[index])
         what = disagreement(*(events.tables.payloads[events.payload[side]] for side in sides))
         if what:
-            mine, theirs = (operation_of(events, side) for side in sides)
-            finding = _message_finding(mine, theirs, what, times)
+            mine, theirs = both = tuple(operation_of(events, side) for side in sides)
+            message = (
+                f"rank {mine.rank} sends {payload_text(mine)}, but rank {theirs.rank} receives "
+                f"{payload_text(theirs)}: the {what} differs{_times_text(times)}.{acts_text(both)}"
+            )
+            hint = (
+                f"Receive into {payload_text(mine)} on rank {theirs.rank}, or send "
+                f"{payload_text(theirs)}.{_EFFECTS.get(what, '')}"
+            )
+            ranks = tuple(sorted((mine.rank, theirs.rank)))
+            finding = Finding("message_mismatch", ranks, both, message, hint)
             found.append((_SEVERITY.index(what), index, finding))
     return _worst(found)
 
@@ -249,20 +258,6 @@ def _message_findings(events: Events, send: Ints, recv: Ints) -> tuple[Finding, 
 def _worst(found: Iterable[tuple[Any, Any, Finding]]) -> tuple[Finding, ...]:
     """Returns at most ``MOST_FINDINGS`` findings, sorted by their keys."""
     return tuple(one for _, _, one in sorted(found, key=itemgetter(0, 1))[:MOST_FINDINGS])
-
-
-def _message_finding(send: Operation, recv: Operation, what: str, times: int) -> Finding:
-    message = (
-        f"rank {send.rank} sends {payload_text(send)}, but rank {recv.rank} receives "
-        f"{payload_text(recv)}: the {what} differs{_times_text(times)}.{acts_text((send, recv))}"
-    )
-    hint = (
-        f"Receive into {payload_text(send)} on rank {recv.rank}, or send "
-        f"{payload_text(recv)}.{_EFFECTS.get(what, '')}"
-    )
-    return Finding(
-        "message_mismatch", tuple(sorted((send.rank, recv.rank))), (send, recv), message, hint
-    )
 
 
 def _times_text(times: int) -> str:
@@ -339,12 +334,7 @@ def _call_findings(
         by_group[events.group[one.events[0]]].append(one)
     earliest = (min(its, key=lambda one: one.place) for its in by_group.values())
     return tuple(
-        _call_finding(
-            tuple(operation_of(events, each) for each in one.events),
-            one.place + count_before(events, one.events[0]),
-            one.differs,
-            roots=one.roots,
-        )
+        _call_finding(events, one, one.place + count_before(events, one.events[0]))
         for one in earliest
     )
 
@@ -405,16 +395,14 @@ def _call_difference(
     return what or ("order of elements in memory" if mine.strides != theirs.strides else "")
 
 
-def _call_finding(
-    operations: tuple[Operation, ...], place: int, differs: str, *, roots: bool = False
-) -> Finding:
-    """Returns the finding for a call, given a description of the difference."""
-    root = " with root {}" if roots else ""
+def _call_finding(events: Events, wrong: _WrongCall, place: int) -> Finding:
+    """Returns the finding for a call, given its position since the group was created."""
+    operations = tuple(operation_of(events, event) for event in wrong.events)
+    root = " with root {}" if wrong.roots else ""
     calls = [f"rank {one.rank} calls {one}{root.format(one.peer)}" for one in operations]
-
     message = (
-        f"the ranks disagree on collective {place + 1} of group {operations[0].group}: {differs}."
-        f"{lines_text(calls)}"
+        f"the ranks disagree on collective {place + 1} of group {operations[0].group}: "
+        f"{wrong.differs}.{lines_text(calls)}"
     )
     kind, hint = "collective_mismatch", _SAME_CALLS
     if operations[0].op == "new_group":

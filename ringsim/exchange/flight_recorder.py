@@ -133,19 +133,14 @@ def read_flight_recorder(paths: str | PathLike[str] | Sequence[str | PathLike[st
     for path in files:
         data = read_bytes(path)
         with importing(path, "a dump from torch's flight recorder"):
-            rank = _rank_of(path)
+            found = _RANK.search(os.fsdecode(path))
+            if found is None or (rank := int(found[1])) >= MAX_RANKS:
+                raise ValueError("its name does not end with a rank's number")
             if rank in dumps:
                 raise ValueError(f"two files are from rank {rank}")
             dumps[rank] = _parse(data)
     with importing(", ".join(map(os.fsdecode, files))[:200], "flight recorder dumps from one run"):
         return _Run(dumps).trace()
-
-
-def _rank_of(path: str | PathLike[str]) -> int:
-    found = _RANK.search(os.fsdecode(path))
-    if found is None or int(found[1]) >= MAX_RANKS:
-        raise ValueError("its name does not end with a rank's number")
-    return int(found[1])
 
 
 class _Unpickler(pickle.Unpickler):
