@@ -31,6 +31,7 @@ from ringsim.diagnose.snapshot import (
     ABLE,
     Snapshot,
     find_last_ns,
+    is_on_nccl,
     leave_out_queued,
     operation_of,
     read_end_ns,
@@ -147,7 +148,7 @@ def explain(trace: Trace) -> Diagnosis:
         findings += [*find_links(trace), *find_lateness(trace)]
     if not findings and size > 1:
         notes.insert(0, describe_waiting(trace))
-    if edges and trace.metadata.get("backend") == "nccl":
+    if edges and is_on_nccl(trace):
         notes.append(_QUEUED)
     return tell_partings(
         Diagnosis(tuple(findings), size, edges, judged.states, whole, tuple(notes)), events
@@ -157,7 +158,7 @@ def explain(trace: Trace) -> Diagnosis:
 def _judge(trace: Trace, ends: Mapping[int, End], end_ns: int | None) -> tuple[Snapshot, Diagnosis]:
     """Returns the open operations at the end of a run, and their diagnosis."""
     events = trace.events
-    if trace.metadata.get("backend") == "nccl":
+    if is_on_nccl(trace):
         events = leave_out_queued(events)
         # A rank may return while its GPU still waits.
         waits = set(events.rank[(events.status == IN_FLIGHT) & (events.wait_ns != NONE)].tolist())
@@ -203,7 +204,7 @@ def _find_untidy(trace: Trace, ends: Mapping[int, End]) -> list[Finding]:
     if len(returned) == trace.world_size:
         findings = [*find_missing(trace.events), *findings]
     # with NCCL, messages complete long after the thread has continued
-    if trace.metadata.get("backend") != "nccl":
+    if not is_on_nccl(trace):
         findings += find_races(trace)
     return findings
 
@@ -366,7 +367,7 @@ def _find_stall(
         return [_name_lost({rank: lost[rank].about for rank in gone}, operations)], edges
     wanted = {edge.peer for edge in edges}
     found = _name_busy(trace, snapshot, operations, wanted, seen, lost)
-    if trace.metadata.get("backend") == "nccl":
+    if is_on_nccl(trace):
         missing = {
             edge.peer: f"rank {edge.peer} has not posted its side of rank {edge.rank}'s "
             f"{edge.operation}"

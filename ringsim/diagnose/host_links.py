@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ringsim.diagnose.snapshot import operation_of
+from ringsim.diagnose.snapshot import is_on_nccl, operation_of
 from ringsim.diagnose.verdict import acts_text
 from ringsim.traces.events import NONE, Ints
 from ringsim.traces.findings import Finding
@@ -124,7 +124,7 @@ def find_links(trace: Trace) -> tuple[Finding, ...]:
           between other hosts, such a message takes as little as 2 ms
           over all messages on this link, the delay adds up to at least 112 ms
     """
-    if trace.metadata.get("backend") == "nccl":
+    if is_on_nccl(trace):
         return ()
     crossings = _list_crossings(trace)
     ways = _list_ways(crossings)

@@ -13,13 +13,12 @@ waiting is not to blame: its own wait is followed until a busy rank is found::
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ringsim.diagnose.snapshot import operation_of
-from ringsim.traces.events import COLLECTIVE, ERROR, NONE, RECV, SEND, SPAN, Events, Ints
+from ringsim.traces.events import COLLECTIVE, ERROR, NONE, SPAN, Events, Ints
 from ringsim.traces.findings import Finding, lines_text
 from ringsim.traces.items import event_at, part_text
 from ringsim.traces.matching import CollectiveCalls, number_rows, wait_for_last
@@ -188,10 +187,8 @@ def describe_waiting(trace: Trace) -> str:
     if total_ns == 0:
         return "No rank waited for a late rank."
     of_run = 100 * total_ns / (trace.world_size * trace.makespan_s * 1e9)
-    mine, times = (
-        blame.length_ns[blame.worst],
-        f"{blame.times[blame.worst]:,.0f} of {blame.times.sum():,.0f}",
-    )
+    mine = blame.length_ns[blame.worst]
+    times = f"{blame.times[blame.worst]:,.0f} of {blame.times.sum():,.0f}"
     return (
         f"Ranks waited {time_text(total_ns)} in total for late ranks, {of_run:.0f} % of all ranks' "
         f"time. Rank {blame.worst} caused {time_text(mine)} ({100 * blame.share:.0f} %) of this "
@@ -206,7 +203,7 @@ def _find_straggler(
     if size == 2:  # for messages, the findings by line are enough
         own_ns = np.where(waits.kind == _MEMBER, own_ns, 0)
     found = _Blame.of(waits, own_ns, size)
-    blame, times, worst = found.length_ns, found.times, found.worst
+    blame, times, worst, _ = found
     enough = STRAGGLER_OF_RUN * trace.makespan_s * 1e9 * (size - 1)
     if (
         found.share < STRAGGLER_SHARE
@@ -389,7 +386,8 @@ class Activity:
         if span := self.in_span(rank, start_ns, end_ns):
             return span
         events = self._events
-        last = np.flatnonzero((events.rank == rank) & self._speaks & (events.post_ns <= start_ns))
+        mine = (events.rank == rank) & (events.kind <= COLLECTIVE)
+        last = np.flatnonzero(mine & (events.post_ns <= start_ns))
         if len(last) and events.file[last[-1]] != NONE:
             latest = operation_of(events, int(last[-1]))
             return f"busy outside any span, after its {latest.op} at {latest.place}"
@@ -397,8 +395,8 @@ class Activity:
 
     def in_span(self, rank: int, start_ns: int, end_ns: int) -> str:
         """Describes the span that fills most of an interval, or returns "" if there is none."""
-        events, spans = self._events, self._spans
-        mine = spans[events.rank[spans] == rank]
+        events = self._events
+        mine = np.flatnonzero((events.rank == rank) & (events.kind == SPAN))
         done = np.where(events.done_ns[mine] == NONE, end_ns, events.done_ns[mine])
         overlap = np.minimum(done, end_ns) - np.maximum(events.post_ns[mine], start_ns)
         # Spans nest: among those that cover about as much, the latest one is the innermost.
@@ -406,16 +404,6 @@ class Activity:
             wide = mine[overlap >= 0.9 * overlap.max()]
             return f"still {self._span_text(int(wide[np.argmax(events.post_ns[wide])]))}"
         return ""
-
-    @cached_property
-    def _spans(self) -> Ints:
-        return np.flatnonzero(self._events.kind == SPAN)
-
-    @cached_property
-    def _speaks(self) -> Ints:
-        kind = self._events.kind
-        speaks: Ints = (kind == SEND) | (kind == RECV) | (kind == COLLECTIVE)
-        return speaks
 
     def _span_text(self, event: int) -> str:
         one = event_at(self._events, event)
@@ -435,7 +423,7 @@ class Activity:
             over = (events.wait_ns != NONE) & (events.done_ns != NONE)
             # a wait that reached its own limit is not caused by another rank
             over &= events.status != ERROR
-            mine = np.flatnonzero((events.rank == rank) & self._speaks & over)
+            mine = np.flatnonzero((events.rank == rank) & (events.kind <= COLLECTIVE) & over)
             mine = mine[np.argsort(events.wait_ns[mine], kind="stable")]
             wait, done = events.wait_ns[mine], events.done_ns[mine]
             end = np.maximum.accumulate(np.maximum(done, wait))

@@ -24,6 +24,7 @@ from ringsim.diagnose.snapshot import (
     BLOCKING,
     Snapshot,
     SnapshotBuilder,
+    is_on_nccl,
     operation_of,
 )
 from ringsim.diagnose.verdict import SAME_GROUPS, acts_text
@@ -168,14 +169,13 @@ def _mark_done(
         _first_marked((done[send] & done[recv])[order], number_channels(events, send[order]))
     ]
     mask[send[gone]] = mask[recv[gone]] = True
-    if len(calls.event):
-        here = np.array(
-            [len(set(group.ranks) - elsewhere) for group in events.tables.groups], dtype=np.int64
-        )
-        finished = (np.bincount(calls.call, ~done[calls.event]) == 0) & (
-            np.bincount(calls.call) >= here[events.group[calls.last]]
-        )
-        mask[calls.event] = _first_marked(finished[calls.call], _member_of(events, calls))
+    here = np.array(
+        [len(set(group.ranks) - elsewhere) for group in events.tables.groups], dtype=np.int64
+    )
+    finished = (np.bincount(calls.call, ~done[calls.event]) == 0) & (
+        np.bincount(calls.call) >= here[events.group[calls.last]]
+    )
+    mask[calls.event] = _first_marked(finished[calls.call], _member_of(events, calls))
     return mask
 
 
@@ -515,7 +515,7 @@ def find_leaks(trace: Trace) -> tuple[Finding, ...]:
     events = trace.events
     kind = events.kind
     left = (kind <= COLLECTIVE) & (events.status == IN_FLIGHT)
-    if trace.metadata.get("backend") == "nccl":  # the GPU, not a thread, waited for the others
+    if is_on_nccl(trace):  # the GPU, not a thread, waited for the others
         left &= events.wait_ns == NONE
     open_ops = np.flatnonzero(left)
     met = np.zeros(len(events), dtype=bool)

@@ -21,7 +21,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -56,6 +57,9 @@ from ringsim.traces.matching import (
     number_rows,
     refused,
 )
+
+if TYPE_CHECKING:
+    from ringsim.traces.value import Trace
 
 STATES = ("running", "blocked", "exited", "failed", "killed", "stopped", "unknown")
 GONE = frozenset({"exited", "failed", "killed"})  # will post no more operations
@@ -386,7 +390,6 @@ class SnapshotBuilder:
             rank: End("blocked" if state == "running" and its.any() else state)
             for rank, (state, its) in enumerate(zip(states, awaited, strict=True))
         }
-        last = _last_of_gone(self._as_events([its.latest for its in self._ranks]), ends)
         return _make_snapshot(
             events,
             ends,
@@ -394,7 +397,7 @@ class SnapshotBuilder:
             np.concatenate(awaited),
             at_ns,
             self._dropped,
-            last,
+            latest=self._as_events([its.latest for its in self._ranks]),
         )
 
     def count_dropped(self, events: Events, event: int) -> int:
@@ -483,7 +486,7 @@ def snapshot_of_events(
         awaited,
         max(find_last_ns(events), end_ns or 0),
         Counter(),
-        _last_of_gone(events, known),
+        latest=events,
     )
 
 
@@ -493,17 +496,6 @@ def find_last_ns(events: Events) -> int:
     return max(int(column.max(initial=0)) for column in columns)
 
 
-def _last_of_gone(events: Events, ends: Mapping[int, End]) -> dict[int, Operation]:
-    """Returns the last operation of each rank that is gone."""
-    spoken = np.flatnonzero(events.kind <= COLLECTIVE)
-    last = dict(zip(events.rank[spoken].tolist(), spoken.tolist(), strict=True))
-    return {
-        rank: operation_of(events, event)
-        for rank, event in last.items()
-        if ends.get(rank, _UNKNOWN).state in GONE
-    }
-
-
 def _make_snapshot(
     events: Events,
     ends: Mapping[int, End],
@@ -511,28 +503,30 @@ def _make_snapshot(
     awaited: Ints,
     last_ns: int,
     dropped: Counter[tuple[int, ...]],
-    last: Mapping[int, Operation],
+    latest: Events,
 ) -> Snapshot:
     """Returns a snapshot of events, given masks of the open and the awaited events.
 
-    ``dropped`` counts the operations that are missing from the events.
+    ``dropped`` counts the operations that are missing from the events, and ``latest`` contains each
+    rank's last operation.
     """
     index, counterparts, contested = _count_channels(events)
-    kept = open_ops & (awaited | (counterparts <= index)) & (events.rank < len(ends))
+    kept = open_ops & (awaited | (counterparts <= index))
     calls = CollectiveCalls.of(events)
     index[calls.event] = calls.place
     posted: list[list[OpenOperation]] = [[] for _ in ends]
     idle = [0 for _ in ends]
-    # by call; one tuple for all ranks that wait in it
-    entered: dict[int, tuple[Operation, ...]] = {NONE: ()}
+
+    @cache  # one tuple for all ranks that wait in a call
+    def enter(call: int) -> tuple[Operation, ...]:
+        return tuple(operation_of(events, one) for one in calls.events_of(call))
+
     for event in np.flatnonzero(kept).tolist():
         rank = int(events.rank[event])
         idle[rank] += not awaited[event]
         if not awaited[event] and idle[rank] > MOST_POSTED:
             continue
-        call = calls.call_of(event) if events.kind[event] == COLLECTIVE else NONE
-        if call not in entered:
-            entered[call] = tuple(operation_of(events, one) for one in calls.events_of(call))
+        call = calls.call_of(event)
         before = dropped[_channel_key(events, event)]
         posted[rank].append(
             OpenOperation(
@@ -542,11 +536,13 @@ def _make_snapshot(
                 index=int(index[event]) + before,
                 counterparts=int(counterparts[event]) + (before if call == NONE else 0),
                 contested=int(contested[event]),
-                entered=entered[call],
+                entered=enter(call) if call != NONE else (),
                 thread=int(events.thread[event]),
             )
         )
     raised = np.flatnonzero(refused(events) & (events.kind <= RECV))
+    spoken = np.flatnonzero(latest.kind <= COLLECTIVE)
+    last = dict(zip(latest.rank[spoken].tolist(), spoken.tolist(), strict=True))
     ranks = []
     for rank, end in ends.items():
         turned_down = tuple(
@@ -554,12 +550,13 @@ def _make_snapshot(
                 operation_of(events, one),
                 _group(events, one),
                 awaited=False,
-                index=_place_of_refused(events, one) + dropped[_channel_key(events, one)],
+                index=int(index[one]) + dropped[_channel_key(events, one)],
             )
             for one in raised[events.rank[raised] == rank][-MOST_REFUSED:].tolist()
         )
-        its = RankSnapshot(end.state, tuple(posted[rank]), end, turned_down, last.get(rank))
-        ranks.append(its)
+        gone = end.state in GONE and rank in last
+        said = operation_of(latest, last[rank]) if gone else None
+        ranks.append(RankSnapshot(end.state, tuple(posted[rank]), end, turned_down, said))
     return Snapshot(tuple(ranks))
 
 
@@ -669,6 +666,11 @@ def _open_again(events: Events, some: Ints) -> Events:
     )
 
 
+def is_on_nccl(trace: Trace) -> bool:
+    """Returns whether a run used NCCL, whose operations wait on GPUs instead of in the program."""
+    return trace.metadata.get("backend") == "nccl"
+
+
 def leave_out_queued(events: Events) -> Events:
     """Returns the events of an NCCL run without operations that have not begun on their GPU.
 
@@ -750,6 +752,10 @@ def _count_channels(events: Events) -> tuple[Ints, Ints, Ints]:
     kind = events.kind
     index, counterparts, contested = np.zeros((3, len(events)), dtype=np.int64)
     sent = ~refused(events)
+    some = np.flatnonzero((kind <= RECV) & (events.peer >= 0))
+    side = number_rows(kind[some], number_channels(events, some))
+    # backwards, later means earlier
+    index[some] = _count_later(side[::-1], sent[some][::-1])[::-1]
     sends = np.flatnonzero((kind == SEND) & (events.peer >= 0) & sent)
     recvs = np.flatnonzero((kind == RECV) & (events.peer >= 0) & sent)
     from_any = np.flatnonzero(
@@ -758,7 +764,6 @@ def _count_channels(events: Events) -> tuple[Ints, Ints, Ints]:
     channel = number_channels(events, np.concatenate([sends, recvs]))
     count = int(channel.max(initial=-1)) + 1
     of_send, of_recv = channel[: len(sends)], channel[len(sends) :]
-    index[sends], index[recvs] = number_places(of_send), number_places(of_recv)
     counterparts[sends] = np.bincount(of_recv, minlength=count)[of_send]
     counterparts[recvs] = np.bincount(of_send, minlength=count)[of_recv]
     # A later recv that is done was from any source, or no thread has waited for the earlier one.
@@ -783,15 +788,6 @@ def _count_channels(events: Events) -> tuple[Ints, Ints, Ints]:
         beside = recvs[inbox[recvs] == inbox[event]]
         contested[beside] = np.minimum(contested[beside] + 1, counterparts[beside])
     return index, counterparts, contested
-
-
-def _place_of_refused(events: Events, event: int) -> int:
-    """Returns the number of earlier operations on the channel of a refused operation."""
-    same = [
-        column[:event] == column[event]
-        for column in (events.rank, events.kind, events.group, events.peer, events.tag)
-    ]
-    return int((np.logical_and.reduce(same) & ~refused(events)[:event]).sum())
 
 
 def _count_later(channel: Ints, marked: Ints) -> Ints:

@@ -252,11 +252,11 @@ def find_cycle(hindrances: Iterable[Hindrance]) -> tuple[int, ...]:
     alone = [link.rank for link in links if link.rank in link.peers]
     if alone:
         return (min(alone),)
-    inside = {id(link.peers): link.peers for link in links}  # many of them share the same peers
-    inside = {key: tuple(peer for peer in peers if peer in ranks) for key, peers in inside.items()}
+    together = {link.peers for link in links}  # many of them share the same peers
+    inside = {peers: tuple(peer for peer in peers if peer in ranks) for peers in together}
     graph: dict[int, list[tuple[int, ...]]] = {}
     for link in links:
-        graph.setdefault(link.rank, []).append(inside[id(link.peers)])
+        graph.setdefault(link.rank, []).append(inside[link.peers])
     best: tuple[int, ...] = ()
     ways: _Ways | None = None
     for start in list(graph):

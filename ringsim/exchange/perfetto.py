@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ringsim.exchange.reading import importing, read_bytes
-from ringsim.exchange.schemas import perfetto_messages, plain_text
+from ringsim.exchange.schemas import perfetto_trace, plain_text
 from ringsim.exchange.slices import (
     BLOCKED,
     COLUMNS,
@@ -99,7 +99,7 @@ class _Writer:
         self._trace, self._tables = trace, trace.events.tables
         self._numbers: dict[tuple[str, str], int] = {}
         self._new: list[tuple[str, int, str]] = []
-        self._file = perfetto_messages().Trace()
+        self._file = perfetto_trace()()
 
     def parts(self, run: str) -> Iterator[bytes]:
         """Yields the file in parts, one per lane.
@@ -221,7 +221,7 @@ def read_perfetto(path: str | PathLike[str]) -> Trace:
     data = read_bytes(path)
     with importing(path, "a Perfetto trace"):
         try:
-            return _read(perfetto_messages().Trace.FromString(data))
+            return _read(perfetto_trace().FromString(data))
         except DecodeError as error:  # not a subclass of ValueError
             raise ValueError(str(error)) from error
 
@@ -246,15 +246,14 @@ class _Sequence:
         if packet.trace_packet_defaults.HasField("track_event_defaults"):
             self.track = packet.trace_packet_defaults.track_event_defaults.track_uuid
 
-    def name(self, event: Any) -> str:
-        """Returns the name of an event."""
-        return event.name or self.names.get(("event_names", event.name_iid), "")
+    def name(self, one: Any, table: str = "event_names") -> str:
+        """Returns the name of an event or an annotation."""
+        return one.name or self.names.get((table, one.name_iid), "")
 
     def notes(self, event: Any) -> dict[str, str]:
         """Returns an event's string annotations by name."""
         return {
-            note.name
-            or self.names.get(("debug_annotation_names", note.name_iid), ""): note.string_value
+            self.name(note, "debug_annotation_names"): note.string_value
             for note in event.debug_annotations
             if note.HasField("string_value")
         }

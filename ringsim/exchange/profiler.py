@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringsim.exchange.nccl_profile import NcclRun
@@ -148,13 +147,14 @@ def read_profiler(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) ->
             found = read_profile(parse_json(data))
             if found.rank in profiles:
                 raise ValueError(f"two files are from rank {found.rank}; a run has one per rank")
-            profiles[found.rank] = replace(found, slices=[], kernels=found.kernels[:0])
+            profiles[found.rank] = found
             for columns in found.list_spans():
                 rows.add(found.rank, "span", **columns)
             if found.backend == "nccl":
                 nccl.read(found)
             else:
                 _add_operations(rows, found)
+            found.slices.clear()  # they need much memory
     with importing(", ".join(map(str, files))[:200], "torch.profiler traces from one run"):
         return _join(rows, nccl, profiles)
 
