@@ -372,16 +372,15 @@ def _innermost(frames: Sequence[traceback.FrameSummary]) -> str:
 
 def rename_files(report: Report, names: Mapping[str, str]) -> Report:
     """Returns the report with renamed files, for example for the cells of a notebook."""
-    said = {
-        name: getattr(report, name)
-        for name in ("where", "after", "waited", "traceback", "frames", "text")
-    }
-    for part, text in said.items():
+
+    def renamed(text: str) -> str:
         for filename, name in names.items():
-            text = text.replace(f'File "{filename}", line', f"{name}, line").replace(
-                f"{filename}, line", f"{name}, line"
-            )
-        said[part] = rename_places(text, names)
+            text = text.replace(f'File "{filename}", line', f"{name}, line")
+            text = text.replace(f"{filename}, line", f"{name}, line")
+        return rename_places(text, names)
+
+    parts = ("where", "after", "waited", "traceback", "frames", "text")
+    said: dict[str, Any] = {part: renamed(getattr(report, part)) for part in parts}
     return replace(report, **said)
 
 
@@ -519,14 +518,11 @@ def note_failed_threads(
     hand_on = threading.excepthook
 
     def note(end: threading.ExceptHookArgs) -> None:
-        report = (
-            report_exception(recorder.rank, end.exc_value)
-            if isinstance(end.exc_value, Exception)
-            else None
-        )
-        if report is not None and report.echo == OWN:
-            with contextlib.suppress(ValueError):  # the recording is just ending
-                recorder.notice(THREAD_FAILED, describe_end(report)["about"])
+        if isinstance(end.exc_value, Exception):
+            report = report_exception(recorder.rank, end.exc_value)
+            if report.echo == OWN:
+                with contextlib.suppress(ValueError):  # the recording is just ending
+                    recorder.notice(THREAD_FAILED, describe_end(report)["about"])
         if getattr(end.exc_value, "imposed", False):
             tell()
         hand_on(end)

@@ -16,7 +16,9 @@ links to all other hosts.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -25,6 +27,7 @@ from ringsim.diagnose.snapshot import is_on_nccl, operation_of
 from ringsim.diagnose.verdict import acts_text
 from ringsim.traces.events import NONE, Ints
 from ringsim.traces.findings import Finding
+from ringsim.traces.matching import number_rows
 from ringsim.traces.units import bytes_text, count, time_text
 
 if TYPE_CHECKING:
@@ -65,6 +68,9 @@ class _Way(NamedTuple):
     @property
     def pair(self) -> Pair:
         return (self.src, self.dst) if self.src < self.dst else (self.dst, self.src)
+
+
+_SlowWay = tuple[int, int, _Way]  # the delay of all its messages, and the time on other links
 
 
 class _Crossings(NamedTuple):
@@ -171,9 +177,9 @@ def _list_ways(crossings: _Crossings) -> list[_Way]:
 
 def _find_quickest(ways: Sequence[_Way]) -> dict[int, dict[Pair, int]]:
     """Returns the time in ns that each link's faster direction takes, by message size."""
-    found: dict[int, dict[Pair, int]] = {}
+    found = defaultdict[int, dict[Pair, int]](dict)
     for way in ways:
-        links = found.setdefault(way.size_bytes, {})
+        links = found[way.size_bytes]
         links[way.pair] = min(way.least_ns, links.get(way.pair, way.least_ns))
     return found
 
@@ -188,9 +194,10 @@ def _find_still(trace: Trace, crossings: _Crossings, ways: Sequence[_Way]) -> li
     """
     quickest = _find_quickest(ways)
     low, high = np.minimum(crossings.src, crossings.dst), np.maximum(crossings.src, crossings.dst)
-    order = np.lexsort((crossings.done_ns, high, low))
+    link = number_rows(low, high)
+    order = np.lexsort((crossings.done_ns, link))
     before = np.concatenate([order[:1], order[:-1]])  # the previous arrival on the same link
-    same = (low[order] == low[before]) & (high[order] == high[before]) & (order != before)
+    same = (link[order] == link[before]) & (order != before)
     since_ns = np.maximum(crossings.posted_ns[order], np.where(same, crossings.done_ns[before], 0))
     still_ns = crossings.done_ns[order] - since_ns
     least_ns = (
@@ -199,11 +206,11 @@ def _find_still(trace: Trace, crossings: _Crossings, ways: Sequence[_Way]) -> li
         + (1e9 * crossings.size_bytes / STALL_BYTES_PER_S).astype(np.int64)
     )
     long = crossings.seen[order] & (still_ns >= least_ns[order])
-    times: dict[Pair, list[tuple[int, int]]] = {}  # the length, and the message
+    times = defaultdict[Pair, list[tuple[int, int]]](list)  # the length, and the message
     for one, lasted_ns in zip(order[long].tolist(), still_ns[long].tolist(), strict=True):
         pair = crossings.names[low[one]], crossings.names[high[one]]
         if SLOW_TIMES * quickest[int(crossings.size_bytes[one])][pair] <= lasted_ns:
-            times.setdefault(pair, []).append((lasted_ns, one))
+            times[pair].append((lasted_ns, one))
     longest = sorted(times, key=lambda pair: -max(times[pair])[0])
     return [
         _describe_still(trace, crossings, pair, times[pair]) for pair in longest[:MOST_FINDINGS]
@@ -240,17 +247,14 @@ def _describe_still(
 def _find_slow(trace: Trace, ways: Sequence[_Way]) -> list[Finding]:
     quickest = _find_quickest(ways)
     ascending = {size_bytes: sorted(links.values()) for size_bytes, links in quickest.items()}
-    slow: dict[Pair, list[tuple[_Way, int]]] = {}
+    slow = defaultdict[Pair, list[_SlowWay]](list)
     for way in ways:
         others_ns = _median_of_others(ascending[way.size_bytes], quickest[way.size_bytes][way.pair])
         if others_ns is not None and way.sure_ns >= max(
             SLOW_TIMES * others_ns, others_ns + SLOW_NS
         ):
-            slow.setdefault(way.pair, []).append((way, others_ns))
-    lost_ns = {
-        pair: sum(way.number * (way.least_ns - others_ns) for way, others_ns in found)
-        for pair, found in slow.items()
-    }
+            slow[way.pair].append((way.number * (way.least_ns - others_ns), others_ns, way))
+    lost_ns = {pair: sum(delay_ns for delay_ns, _, _ in found) for pair, found in slow.items()}
     costly = [
         pair
         for pair in sorted(slow, key=lambda pair: -lost_ns[pair])
@@ -278,18 +282,16 @@ def _median_of_others(ascending: Sequence[int], own: int) -> int | None:
         (1, 2, None)
     """
     middle = (len(ascending) - 2) // 2
-    return (
-        None
-        if middle < 0
-        else ascending[middle if middle < bisect_left(ascending, own) else middle + 1]
-    )
+    if middle < 0:
+        return None
+    return ascending[middle + (middle >= bisect_left(ascending, own))]
 
 
 def _describe_slow(
-    trace: Trace, found: Sequence[tuple[_Way, int]], lost_ns: int, shared: set[str]
+    trace: Trace, found: Sequence[_SlowWay], lost_ns: int, shared: set[str]
 ) -> Finding:
     events, messages = trace.events, trace.messages
-    way, others_ns = max(found, key=lambda one: one[0].number * (one[0].least_ns - one[1]))
+    _, others_ns, way = max(found, key=itemgetter(0))
     first, second = way.pair
     host = np.array(trace.hosts)
     over = (

@@ -257,23 +257,21 @@ def find_cycle(hindrances: Iterable[Hindrance]) -> tuple[int, ...]:
     graph: dict[int, list[tuple[int, ...]]] = {}
     for link in links:
         graph.setdefault(link.rank, []).append(inside[link.peers])
-    best: tuple[int, ...] = ()
+    cycles = []
     ways: _Ways | None = None
     for start in list(graph):
         if start not in graph:
             continue
-        cycle = _cycle_through(start, graph)
-        if cycle and (not best or len(cycle) < len(best)):
-            best = cycle
-        if len(best) == 2:
+        if cycle := _cycle_through(start, graph):
+            cycles.append(cycle)
+        if len(cycle) == 2:
             break
         ways = ways or _Ways(graph)
         # no other cycle through it is shorter, and no cycle remains through ranks that wait only
         # for it
         ways.remove(start)
-    if not best:
-        return ()
-    first = best.index(min(best))
+    best = min(cycles, key=len, default=())
+    first = best.index(min(best)) if best else 0
     return best[first:] + best[:first]
 
 
