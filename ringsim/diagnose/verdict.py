@@ -217,11 +217,7 @@ def _cycle_finding(snapshot: Snapshot, stuck: Stuck, cycle: tuple[int, ...]) -> 
         next(one for one in stuck.hindrances if one.rank == rank and peer in one.peers)
         for rank, peer in _pairs(cycle)
     ]
-    missed = [
-        (link.operation, found)
-        for link in links
-        if (found := find_counterpart(snapshot, link)) is not None
-    ]
+    missed = [found for link in links if (found := find_counterpart(snapshot, link)) is not None]
     if missed:
         return _mismatch_finding(missed)
     operations = tuple(link.operation for link in links)
@@ -235,19 +231,19 @@ def _cycle_finding(snapshot: Snapshot, stuck: Stuck, cycle: tuple[int, ...]) -> 
     return Finding("deadlock", cycle, operations, f"{message}{waits_text(operations)}", hint)
 
 
-def _mismatch_finding(missed: Sequence[tuple[Operation, Counterpart]]) -> Finding:
-    """Returns the finding for operations in a cycle that do not match.
+def _mismatch_finding(missed: Sequence[Counterpart]) -> Finding:
+    """Returns the finding for operations that do not match.
 
     The clearest pair comes first, followed by other pairs of the same kind.
     """
-    mine, found = min(missed, key=lambda pair: not pair[1].posted.awaited)
+    found = min(missed, key=lambda one: not one.posted.awaited)
     # by ranks, because both ranks of a pair may wait
     pairs: dict[tuple[int, ...], tuple[Operation, ...]] = {}
-    for near, one in [(mine, found), *missed]:
-        far = one.posted.operation
+    for one in [found, *missed]:
+        near, far = one.awaited, one.posted.operation
         if one.kind == found.kind:
             pairs.setdefault(tuple(sorted((near.rank, far.rank))), (near, far))
-    message = mismatch_text(mine, found.posted.operation, found.kind)
+    message = mismatch_text(found)
     if len(pairs) > 1:
         message += f"\n  and {count(len(pairs) - 1, 'more pair')} of ranks"
     ranks = tuple(sorted({*chain.from_iterable(pairs)}))
@@ -336,10 +332,8 @@ def _gone_finding(snapshot: Snapshot, gone: tuple[int, ...], waits: Sequence[Hin
         if (wrong := _mismatched_call(one)) is not None:
             return wrong
         if (found := find_counterpart(snapshot, one)) is not None:
-            near, far = one.operation, found.posted.operation
-            pair = tuple(sorted((near.rank, far.rank)))
-            message = f"{mismatch_text(near, far, found.kind)}{ends}"
-            return Finding(found.kind, pair, (near, far), message, found.hint)
+            finding = _mismatch_finding([found])
+            return replace(finding, message=f"{finding.message}{ends}")
     states = {view.state for view in views}
     if states == {"blocked"}:
         message = f"{waiting} for {name_ranks(gone)}, and none of them can continue.{waited}"
@@ -460,8 +454,9 @@ _IN_ORDER = (
 
 
 class Counterpart(NamedTuple):
-    """A near match on the other side, with the kind of the mismatch and a hint."""
+    """A near match for an awaited operation, with the kind of the mismatch and a hint."""
 
+    awaited: Operation
     posted: OpenOperation
     kind: str
     hint: str
@@ -511,7 +506,7 @@ def find_counterpart(snapshot: Snapshot, hindrance: Hindrance) -> Counterpart | 
                     "\nIf the two operations do not belong together, add a recv on rank "
                     f"{send.peer} for the send, and a send on rank {send.rank} for the recv."
                 )
-            found.append(Counterpart(theirs, kind, hint))
+            found.append(Counterpart(operation, theirs, kind, hint))
     return min(
         found, key=lambda one: (not one.posted.awaited, one.kind == "group_mismatch"), default=None
     )
@@ -531,16 +526,14 @@ def _faces(mine: OpenOperation, theirs: OpenOperation) -> bool:
     )
 
 
-def mismatch_text(mine: Operation, theirs: Operation, kind: str) -> str:
+def mismatch_text(found: Counterpart) -> str:
     """Describes the two sides of a message that differ in tag or group."""
-    send, recv = _sides(mine, theirs)
-    sent, received = (
-        (f"with tag {one.tag}" if kind == "tag_mismatch" else f"on group {one.group}")
-        for one in (send, recv)
-    )
+    send, recv = both = _sides(found.awaited, found.posted.operation)
+    sent, received = f"on group {send.group}", f"on group {recv.group}"
+    if found.kind == "tag_mismatch":
+        sent, received = f"with tag {send.tag}", f"with tag {recv.tag}"
     return (
-        f"rank {send.rank} sends {sent}, but rank {recv.rank} receives {received}."
-        f"{acts_text((send, recv))}"
+        f"rank {send.rank} sends {sent}, but rank {recv.rank} receives {received}.{acts_text(both)}"
     )
 
 
