@@ -121,7 +121,7 @@ def find_cause(error: BaseException) -> Cause:
         ...     find_cause(error)
         Cause(error=ValueError('no such layer'), echo='', after=KeyError('w'), pending=False)
     """
-    chain, own = _chain(error), Cause(error, after=_root(error))
+    chain, own = list_chain(error), Cause(error, after=_root(error))
     place = next(
         (
             index
@@ -167,34 +167,30 @@ def is_internal(filename: str) -> bool:
     )
 
 
-def _chain(error: BaseException, *, hidden: bool = True) -> list[BaseException]:
+def list_chain(error: BaseException | None, *, hidden: bool = True) -> list[BaseException]:
     """Returns an exception and the exceptions that led to it, oldest first.
 
     With ``hidden``, the chain includes exceptions that a traceback hides.
     """
     chain: list[BaseException] = []
-    one: BaseException | None = error
     # the chain may be a cycle
-    while one is not None and not any(one is other for other in chain):
-        chain.append(one)
-        one = (
-            one.__cause__
-            if one.__cause__ is not None or (one.__suppress_context__ and not hidden)
-            else one.__context__
-        )
+    while error is not None and not any(error is other for other in chain):
+        chain.append(error)
+        stops = error.__cause__ is not None or (error.__suppress_context__ and not hidden)
+        error = error.__cause__ if stops else error.__context__
     return chain[::-1]
 
 
 def _root(error: BaseException) -> BaseException | None:
     """Returns the first exception that a traceback shows before an error, or None."""
-    first = _chain(error, hidden=False)[0]
+    first = list_chain(error, hidden=False)[0]
     return None if first is error else first
 
 
 def _echo_of(error: BaseException) -> str:
     """Classifies a single exception as ``PEER``, ``WAIT`` or ``OWN``."""
     if isinstance(error, BaseExceptionGroup):
-        kinds = [_echo_of(_chain(one)[0]) for one in error.exceptions]
+        kinds = [_echo_of(list_chain(one)[0]) for one in error.exceptions]
         return kinds[0] if all(kinds) else OWN
     if isinstance(error, RingError):
         return PEER if error.imposed else WAIT if isinstance(error, errors.RunTimeout) else OWN
@@ -204,13 +200,9 @@ def _echo_of(error: BaseException) -> str:
     )
     if not of_torch or text.startswith(_PASSED_ON):
         return OWN
-    return (
-        PEER
-        if any(words in text for words in LOST_PEER)
-        else WAIT
-        if any(words in text for words in _TIMED_OUT)
-        else OWN
-    )
+    if any(words in text for words in LOST_PEER):
+        return PEER
+    return WAIT if any(words in text for words in _TIMED_OUT) else OWN
 
 
 def _raised_inside(error: BaseException) -> bool:
@@ -305,7 +297,7 @@ def report_exception(rank: int, error: BaseException, at_ns: int | None = None) 
     """
     cause = find_cause(error)
     summary, where = _summarize(cause.error)
-    waits = map(_summarize, filter(_echo_of, _chain(error)))
+    waits = map(_summarize, filter(_echo_of, list_chain(error)))
     frames = next((wait.stack for wait, line in waits if line), summary.stack)
     of_ringsim = isinstance(cause.error, errors.RingError)
     exit_code = int(bool(cause.error.code)) if isinstance(cause.error, SystemExit) else None
@@ -363,11 +355,9 @@ def _innermost(frames: Sequence[traceback.FrameSummary]) -> str:
         (frame for frame in reversed(frames) if not frame.filename.startswith(_PYTHON)),
         frames[-1] if frames else None,
     )
-    return (
-        ""
-        if place is None
-        else errors.escape(f"{place.filename}, line {place.lineno}, in {place.name}")
-    )
+    if place is None:
+        return ""
+    return errors.escape(f"{place.filename}, line {place.lineno}, in {place.name}")
 
 
 def rename_files(report: Report, names: Mapping[str, str]) -> Report:

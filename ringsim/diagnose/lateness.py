@@ -125,8 +125,7 @@ def _own_time(waits: _Waits, activity: Activity) -> Ints:
     for rank in np.unique(waits.late).tolist():
         some = waits.late == rank
         own[some] -= activity.blocked_between(rank, waits.start_ns[some], waits.end_ns[some])
-    positive: Ints = np.maximum(own, 0)
-    return positive
+    return own.clip(0)
 
 
 class _Blame(NamedTuple):

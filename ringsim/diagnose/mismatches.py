@@ -286,8 +286,7 @@ def find_collective_mismatches(events: Events) -> tuple[Finding, ...]:
           rank 1 calls all_reduce (world)
           Hint: Call the same collectives in the same order, with the same arguments, on all ranks of a group.
     """  # noqa: E501
-    calls = CollectiveCalls.of(events)
-    return _call_findings(events, calls, np.ones(len(calls.event), dtype=bool))
+    return _call_findings(events, CollectiveCalls.of(events), slice(None))
 
 
 class _WrongCall(NamedTuple):
@@ -302,7 +301,7 @@ class _WrongCall(NamedTuple):
 def _call_findings(
     events: Events,
     calls: CollectiveCalls,
-    compared: Ints,
+    compared: Ints | slice,
     count_before: Callable[[Events, int], int] = lambda _events, _event: 0,
 ) -> tuple[Finding, ...]:
     """Returns a finding for each group's first call on which members disagree.

@@ -475,9 +475,9 @@ def snapshot_of_events(
     open_ops = speaks & ((events.status == IN_FLIGHT) | _broken_waits(events, speaks, thread))
     awaited = open_ops & (events.wait_ns != NONE)
     # one of its communicating threads does not wait
-    awake = np.unique(events.rank[speaks & ~np.isin(thread, thread[awaited])])
+    awake = events.rank[speaks & ~np.isin(thread, thread[awaited])]
     for rank in np.setdiff1d(events.rank[awaited], awake).tolist():
-        if rank in known and known[rank].state in ABLE:
+        if known[rank].state in ABLE:
             known[rank] = End("blocked")
     return _make_snapshot(
         events,

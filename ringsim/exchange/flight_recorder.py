@@ -21,6 +21,7 @@ import pickletools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ringsim.exchange.reading import (
@@ -255,17 +256,10 @@ class _Run:
         frames = entry.get("frames") or []
         message = _MESSAGE.fullmatch(spelled)
         op = SPELLINGS.get(spelled, spelled) if message is None else f"i{message[1]}"
-        user = next(
-            (
-                place
-                for place, frame in enumerate(frames)
-                if not _LIBRARY.search(str(frame["filename"]))
-            ),
-            len(frames),
-        )
+        inner = [*takewhile(lambda frame: _LIBRARY.search(str(frame["filename"])), frames)]
         called = [
             frame["name"]
-            for frame in frames[:user]
+            for frame in inner
             if frame["name"] in COLLECTIVES and frame["name"] in OP_CODES
         ]
         op = called[-1] if called and message is None else op  # the function that the user called
@@ -283,8 +277,8 @@ class _Run:
         }
         if message is not None:
             columns["peer"], columns["tag"] = group.ranks[int(message[4])], 0
-        if user < len(frames):
-            columns |= {"file": str(frames[user]["filename"]), "line": int(frames[user]["line"])}
+        for frame in frames[len(inner) :][:1]:
+            columns |= {"file": str(frame["filename"]), "line": int(frame["line"])}
         return columns
 
 

@@ -295,9 +295,8 @@ def _pid(track: Any, tracks: dict[int, Any]) -> int:
         known = tracks.get(track)
         if known is None:
             break
-        for owner in ("process", "thread"):
-            if known.HasField(owner):
-                pid: int = getattr(known, owner).pid
-                return pid
+        if known.HasField("process") or known.HasField("thread"):
+            pid: int = known.process.pid or known.thread.pid
+            return pid
         track = known.parent_uuid
     return 0
