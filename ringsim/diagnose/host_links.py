@@ -223,9 +223,7 @@ def _describe_still(
     events, messages = trace.events, trace.messages
     lasted_ns, one = max(times)
     message = int(crossings.message[one])
-    send, recv = (
-        operation_of(events, int(side[message])) for side in (messages.send, messages.recv)
-    )
+    send, recv = (operation_of(events, side[message]) for side in (messages.send, messages.recv))
     began = time_text(int(crossings.done_ns[one]) - lasted_ns)
     text = (
         f"nothing moved on the link between hosts {pair[0]} and {pair[1]} for "
@@ -315,6 +313,6 @@ def _describe_slow(
         + _SLOW_HINT
     )
     operations = tuple(
-        operation_of(events, int(side[way.shortest])) for side in (messages.recv, messages.send)
+        operation_of(events, side[way.shortest]) for side in (messages.recv, messages.send)
     )
     return Finding("slow_link", tuple(ranks), operations, message, hint)

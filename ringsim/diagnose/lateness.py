@@ -212,8 +212,8 @@ def _find_straggler(
         return None
     busy = activity.busy_shares(trace.makespan_s * 1e9)
     others = float(np.median(np.delete(busy, worst)))
-    longest = int(np.where(waits.late == worst, own_ns, NONE).argmax())
-    doing = activity.doing(worst, int(waits.start_ns[longest]), int(waits.end_ns[longest]))
+    longest = np.where(waits.late == worst, own_ns, NONE).argmax()
+    doing = activity.doing(worst, waits.start_ns[longest], waits.end_ns[longest])
     message = (
         f"rank {worst} made others wait {count(int(times[worst]), 'time')}, for "
         f"{time_text(blame[worst])} in total."
@@ -223,7 +223,7 @@ def _find_straggler(
         f"{100 * others:.0f} % (median)"
         f"\n  during the longest wait, rank {worst} was {doing}"
     )
-    operations = (operation_of(trace.events, int(waits.event[longest])),)
+    operations = (operation_of(trace.events, waits.event[longest]),)
     return Finding(
         "straggler",
         (worst,),
@@ -256,13 +256,11 @@ def _describe_groups(
     findings: dict[int, Finding] = {}
     follows: dict[int, int] = {}
     for one in kept:
-        wait = int(longest[one])
+        wait = longest[one]
         chain = _chain(waits, own_ns, wait)
         if len(chain) > 1:
-            follows[one] = int(group[chain[1]])
-        findings[one] = _late_finding(
-            trace, waits, activity, chain, int(times[one]), float(total[one])
-        )
+            follows[one] = group[chain[1]]
+        findings[one] = _late_finding(trace, waits, activity, chain, times[one], total[one])
     roots = []
     for one in kept:
         above, seen = one, {one}
@@ -290,9 +288,9 @@ def _chain(waits: _Waits, own_ns: Ints, wait: int) -> list[int]:
         overlap = np.minimum(waits.end_ns[some], waits.end_ns[last]) - np.maximum(
             waits.start_ns[some], waits.start_ns[last]
         )
-        if len(some) == 0 or overlap.max() <= 0 or int(some[overlap.argmax()]) in chain:
+        if len(some) == 0 or overlap.max() <= 0 or some[overlap.argmax()] in chain:
             break
-        chain.append(int(some[overlap.argmax()]))
+        chain.append(some[overlap.argmax()])
     return chain
 
 
@@ -301,9 +299,9 @@ def _late_finding(
 ) -> Finding:
     events = trace.events
     first, last = chain[0], chain[-1]
-    operation = operation_of(events, int(waits.event[first]))
+    operation = operation_of(events, waits.event[first])
     culprit = int(waits.late[last])
-    doing = activity.doing(culprit, int(waits.start_ns[last]), int(waits.end_ns[last]))
+    doing = activity.doing(culprit, waits.start_ns[last], waits.end_ns[last])
     because = [
         f"rank {operation.rank} waited in {operation}",
         *(f"rank {waits.waiter[wait]} waited for rank {waits.late[wait]}" for wait in chain[1:]),
@@ -326,7 +324,7 @@ def _late_finding(
     )
     late = [int(waits.late[wait]) for wait in chain]
     ranks = tuple(dict.fromkeys([*reversed(late), operation.rank]))
-    partner = operation_of(events, int(waits.partner[first]))
+    partner = operation_of(events, waits.partner[first])
     return Finding(_KINDS[waits.kind[first]], ranks, (operation, partner), message, hint)
 
 
@@ -388,7 +386,7 @@ class Activity:
         mine = (events.rank == rank) & (events.kind <= COLLECTIVE)
         last = np.flatnonzero(mine & (events.post_ns <= start_ns))
         if len(last) and events.file[last[-1]] != NONE:
-            latest = operation_of(events, int(last[-1]))
+            latest = operation_of(events, last[-1])
             return f"busy outside any span, after its {latest.op} at {latest.place}"
         return "busy outside any span"
 
@@ -399,9 +397,9 @@ class Activity:
         done = np.where(events.done_ns[mine] == NONE, end_ns, events.done_ns[mine])
         overlap = np.minimum(done, end_ns) - np.maximum(events.post_ns[mine], start_ns)
         # Spans nest: among those that cover about as much, the latest one is the innermost.
-        if len(mine) and 2 * int(overlap.max()) > end_ns - start_ns:
+        if len(mine) and 2 * overlap.max() > end_ns - start_ns:
             wide = mine[overlap >= 0.9 * overlap.max()]
-            return f"still {self._span_text(int(wide[np.argmax(events.post_ns[wide])]))}"
+            return f"still {self._span_text(wide[np.argmax(events.post_ns[wide])])}"
         return ""
 
     def _span_text(self, event: int) -> str:

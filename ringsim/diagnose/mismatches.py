@@ -579,12 +579,11 @@ def find_order_mismatches(snapshot: Snapshot) -> tuple[Finding, ...]:
 
     The ranks created their groups in different orders.
     """
-    by_name: dict[tuple[str, int], dict[tuple[int, ...], list[Operation]]] = {}
-    for view in snapshot.ranks:
-        for one in view.posted:
-            if one.group.name:
-                members = by_name.setdefault((one.group.name, one.group.world), {})
-                members.setdefault(one.group.ranks, []).append(one.operation)
+    by_name: dict[tuple[str, int], dict[tuple[int, ...], list[Operation]]]
+    by_name = defaultdict(lambda: defaultdict(list))
+    for one in itertools.chain(*(view.posted for view in snapshot.ranks)):
+        if one.group.name:
+            by_name[one.group.name, one.group.world][one.group.ranks].append(one.operation)
     findings = []
     for (name, _), members in by_name.items():
         if len(members) > 1:
@@ -645,7 +644,7 @@ def find_races(trace: Trace) -> tuple[Finding, ...]:
     _, first = np.unique(channel[1:][met], return_index=True)
     findings = []
     for index in np.flatnonzero(met)[first[:MOST_FINDINGS]]:
-        both = operation_of(events, int(earlier[index])), operation_of(events, int(later[index]))
+        both = operation_of(events, earlier[index]), operation_of(events, later[index])
         rank = both[0].rank
         message = (
             f"two threads of rank {rank} use the same tag and peer at the same time."

@@ -243,7 +243,13 @@ def _mismatch_finding(missed: Sequence[Counterpart]) -> Finding:
         near, far = one.awaited, one.posted.operation
         if one.kind == found.kind:
             pairs.setdefault(tuple(sorted((near.rank, far.rank))), (near, far))
-    message = mismatch_text(found)
+    send, recv = both = _sides(found.awaited, found.posted.operation)
+    sent, received = f"on group {send.group}", f"on group {recv.group}"
+    if found.kind == "tag_mismatch":
+        sent, received = f"with tag {send.tag}", f"with tag {recv.tag}"
+    message = (
+        f"rank {send.rank} sends {sent}, but rank {recv.rank} receives {received}.{acts_text(both)}"
+    )
     if len(pairs) > 1:
         message += f"\n  and {count(len(pairs) - 1, 'more pair')} of ranks"
     ranks = tuple(sorted({*chain.from_iterable(pairs)}))
@@ -523,17 +529,6 @@ def _faces(mine: OpenOperation, theirs: OpenOperation) -> bool:
     group = (mine if recv is mine.operation else theirs).group
     return (send.kind, recv.kind, send.peer) == (SEND, RECV, recv.rank) and (
         recv.peer == send.rank or (recv.peer == ANY_SOURCE and send.rank in group.ranks)
-    )
-
-
-def mismatch_text(found: Counterpart) -> str:
-    """Describes the two sides of a message that differ in tag or group."""
-    send, recv = both = _sides(found.awaited, found.posted.operation)
-    sent, received = f"on group {send.group}", f"on group {recv.group}"
-    if found.kind == "tag_mismatch":
-        sent, received = f"with tag {send.tag}", f"with tag {recv.tag}"
-    return (
-        f"rank {send.rank} sends {sent}, but rank {recv.rank} receives {received}.{acts_text(both)}"
     )
 
 

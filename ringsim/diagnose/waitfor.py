@@ -24,7 +24,7 @@ Source:
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -99,18 +99,18 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
         True
     """
     needs: dict[Hashable, _Need] = {}
-    concerned: dict[int, list[_Need]] = {}  # rank -> the needs that it can help with
-    missing: dict[_Waiter, int] = {}  # operations that a thread still waits for
+    concerned = defaultdict[int, list[_Need]](list)  # rank -> the needs that it can help with
+    missing = Counter[_Waiter]()  # operations that a thread still waits for
     for rank, view in enumerate(snapshot.ranks):
         for one in view.awaited:
             key = _need_key(one)
             if key not in needs:
                 needs[key] = need = _make_need(snapshot, one)
                 for member in need.wanted:
-                    concerned.setdefault(member, []).append(need)
+                    concerned[member].append(need)
             waiter = rank, one.thread
             needs[key].waiters.append(waiter)
-            missing[waiter] = missing.get(waiter, 0) + 1
+            missing[waiter] += 1
     waiting = {rank for rank, _ in missing}
     free = deque(
         rank for rank, view in enumerate(snapshot.ranks) if not view.is_out and rank not in waiting
@@ -126,7 +126,7 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
         release(need.met())
     while free:
         rank = free.popleft()
-        for need in concerned.get(rank, ()):
+        for need in concerned[rank]:
             need.left.discard(rank)
             release(need.met())
     stuck = tuple(sorted(waiting - {rank for (rank, _), number in missing.items() if number == 0}))
