@@ -386,12 +386,13 @@ def report_death(
         output: the rank's output; the last line is often a message from C++.
         crash: the output of Python's ``faulthandler``, innermost frame first.
     """
-    frames = [
-        (file, int(line), name, None)
-        for file, line, name in re.findall(r'File "(.*)", line (\d+) in (.*)', crash)
-    ]
+    frames = re.findall(r'File "(.*)", line (\d+) in (.*)', crash)
     stack = traceback.StackSummary.from_list(
-        [frame for frame in reversed(frames) if not is_internal(frame[0])]
+        [
+            (file, int(line), name, None)
+            for file, line, name in reversed(frames)
+            if not is_internal(file)
+        ]
     )
     last: list[str] = []
     if exit_code is None:

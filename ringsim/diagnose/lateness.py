@@ -47,6 +47,7 @@ class _Waits(NamedTuple):
     waiter: Ints  # rank
     late: Ints  # rank
     start_ns: Ints
+    length_ns: Ints
     end_ns: Ints
     event: Ints  # the waiting rank's
     partner: Ints  # the late rank's
@@ -112,16 +113,16 @@ def _collect(trace: Trace) -> _Waits:
     found = []
     for kind, (mine, other, late_ns) in enumerate(pieces):
         some = (late_ns[mine] > 0) & (events.rank[mine] != events.rank[other])
-        mine, other, start = mine[some], other[some], events.wait_ns[mine[some]]
-        kinds = np.full(len(mine), kind)
-        late = events.rank[mine], events.rank[other], start, start + late_ns[mine]
-        found.append((*late, mine, other, kinds))
+        mine, other, kinds = mine[some], other[some], np.full(some.sum(), kind)
+        start, length = events.wait_ns[mine], late_ns[mine]
+        ranks = events.rank[mine], events.rank[other]
+        found.append((*ranks, start, length, start + length, mine, other, kinds))
     return _Waits._make(np.concatenate(column) for column in zip(*found, strict=True))
 
 
 def _own_time(waits: _Waits, activity: Activity) -> Ints:
     """Returns, for each wait, the time in ns during which the late rank was not itself blocked."""
-    own = waits.end_ns - waits.start_ns
+    own = waits.length_ns.copy()
     for rank in np.unique(waits.late).tolist():
         some = waits.late == rank
         own[some] -= activity.blocked_between(rank, waits.start_ns[some], waits.end_ns[some])
@@ -243,10 +244,9 @@ def _describe_groups(
     events = trace.events
     places = events.file[waits.event], events.line[waits.event]
     group = number_rows(waits.kind, waits.waiter, waits.late, *places)
-    length = waits.end_ns - waits.start_ns
-    total, times = np.bincount(group, weights=length), np.bincount(group)
+    total, times = np.bincount(group, weights=waits.length_ns), np.bincount(group)
     least = max(LATE_NS, LATE_SHARE * trace.makespan_s * 1e9)
-    order = np.lexsort((-length, group))
+    order = np.lexsort((-waits.length_ns, group))
     longest = order[np.searchsorted(group[order], np.arange(len(total)))]
     kept = [
         int(one)
@@ -282,15 +282,15 @@ def _chain(waits: _Waits, own_ns: Ints, wait: int) -> list[int]:
     The chain ends at a late rank that was mostly busy.
     """
     chain = [wait]
-    while own_ns[chain[-1]] < (waits.end_ns[chain[-1]] - waits.start_ns[chain[-1]]) / 2:
-        last = chain[-1]
-        some = np.flatnonzero(waits.waiter == waits.late[last])
-        overlap = np.minimum(waits.end_ns[some], waits.end_ns[last]) - np.maximum(
-            waits.start_ns[some], waits.start_ns[last]
+    while own_ns[wait] < waits.length_ns[wait] / 2:
+        some = np.flatnonzero(waits.waiter == waits.late[wait])
+        overlap = np.minimum(waits.end_ns[some], waits.end_ns[wait]) - np.maximum(
+            waits.start_ns[some], waits.start_ns[wait]
         )
-        if len(some) == 0 or overlap.max() <= 0 or some[overlap.argmax()] in chain:
+        if overlap.max(initial=0) == 0 or some[overlap.argmax()] in chain:
             break
-        chain.append(some[overlap.argmax()])
+        wait = some[overlap.argmax()]
+        chain.append(wait)
     return chain
 
 
@@ -313,7 +313,7 @@ def _late_finding(
             "total"
         )
     message = (
-        f"rank {operation.rank} waited {time_text(waits.end_ns[first] - waits.start_ns[first])} "
+        f"rank {operation.rank} waited {time_text(waits.length_ns[first])} "
         f"for rank {waits.late[first]}.{lines_text(because)}"
     )
     sends = waits.kind[last] == _SENDER
@@ -397,7 +397,7 @@ class Activity:
         done = np.where(events.done_ns[mine] == NONE, end_ns, events.done_ns[mine])
         overlap = np.minimum(done, end_ns) - np.maximum(events.post_ns[mine], start_ns)
         # Spans nest: among those that cover about as much, the latest one is the innermost.
-        if len(mine) and 2 * overlap.max() > end_ns - start_ns:
+        if 2 * overlap.max(initial=0) > end_ns - start_ns:
             wide = mine[overlap >= 0.9 * overlap.max()]
             return f"still {self._span_text(wide[np.argmax(events.post_ns[wide])])}"
         return ""

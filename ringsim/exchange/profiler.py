@@ -186,7 +186,6 @@ def _join(rows: EventRows, nccl: NcclRun, profiles: dict[int, Profile]) -> Trace
 def _add_operations(rows: EventRows, found: Profile) -> None:
     """Adds a rank's Gloo operations."""
     world = Group("world", tuple(range(found.world_size)))
-    calls = [event for event in found.slices if event["name"] in _CALLS]
     waiting = defaultdict[str, deque[dict[str, Any]]](deque)
     ends = defaultdict[int, int](lambda: NONE)  # of barriers whose works are not operations
     for event in found.slices:
@@ -195,8 +194,9 @@ def _add_operations(rows: EventRows, found: Profile) -> None:
             ends[thread] = event["end_ns"]
         elif name.startswith(_WORK) and event["start_ns"] > ends[thread]:
             waiting[name.removeprefix(_WORK)].append(event)
-    for event in calls:
-        call = _CALLS[event["name"]]
+    for event in found.slices:
+        if (call := _CALLS.get(event["name"])) is None:
+            continue
         queue = waiting[call.work]
         most = found.world_size if call.works == "all" else 1
         works = [queue.popleft() for _ in range(min(len(queue), most))]
