@@ -378,14 +378,10 @@ def _find_stall(
     return [found], edges
 
 
-def _ranks_of(operations: Sequence[Operation]) -> list[int]:
-    return list(dict.fromkeys(one.rank for one in operations))
-
-
 def _name_lost(gone: Mapping[int, str], operations: tuple[Operation, ...]) -> Finding:
     """Returns the finding for ranks on silent hosts, given a description of each rank."""
     told = [f"{name_ranks(ranks)} {about}" for about, ranks in ranks_by_text(gone).items()]
-    ranks = tuple(dict.fromkeys([*gone, *_ranks_of(operations)]))
+    ranks = tuple(dict.fromkeys([*gone, *(one.rank for one in operations)]))
     hint = "Check the machine and its network."
     return Finding("lost", ranks, operations, f"{'; '.join(told)}.{waits_text(operations)}", hint)
 
@@ -408,7 +404,7 @@ def _name_busy(
         seen: the ranks whose activity is known.
         lost: the errors of ranks that waited for others.
     """
-    blocked = _ranks_of(operations)
+    blocked = list(dict.fromkeys(one.rank for one in operations))
     others = sorted({*wanted, *seen} - set(blocked), key=lambda rank: (rank not in wanted, rank))
     able = [rank for rank in others if snapshot.ranks[rank].state in _AT_WORK]
     busy = lines_text([_tell_busy(trace, snapshot, rank) for rank in able])

@@ -209,7 +209,7 @@ def _find_still(trace: Trace, crossings: _Crossings, ways: Sequence[_Way]) -> li
     times = defaultdict[Pair, list[tuple[int, int]]](list)  # the length, and the message
     for one, lasted_ns in zip(order[long].tolist(), still_ns[long].tolist(), strict=True):
         pair = crossings.names[low[one]], crossings.names[high[one]]
-        if SLOW_TIMES * quickest[int(crossings.size_bytes[one])][pair] <= lasted_ns:
+        if SLOW_TIMES * quickest[crossings.size_bytes[one]][pair] <= lasted_ns:
             times[pair].append((lasted_ns, one))
     longest = sorted(times, key=lambda pair: -max(times[pair])[0])
     return [
@@ -222,9 +222,9 @@ def _describe_still(
 ) -> Finding:
     events, messages = trace.events, trace.messages
     lasted_ns, one = max(times)
-    message = int(crossings.message[one])
+    message = crossings.message[one]
     send, recv = (operation_of(events, side[message]) for side in (messages.send, messages.recv))
-    began = time_text(int(crossings.done_ns[one]) - lasted_ns)
+    began = time_text(crossings.done_ns[one] - lasted_ns)
     text = (
         f"nothing moved on the link between hosts {pair[0]} and {pair[1]} for "
         f"{time_text(lasted_ns)}, and then the link recovered.\n"
@@ -258,9 +258,7 @@ def _find_slow(trace: Trace, ways: Sequence[_Way]) -> list[Finding]:
         for pair in sorted(slow, key=lambda pair: -lost_ns[pair])
         if lost_ns[pair] >= SLOW_SHARE * trace.makespan_s * 1e9
     ]
-    shared = (
-        set[str].intersection(*(set(pair) for pair in costly)) if len(costly) > 1 else set[str]()
-    )
+    shared = set(costly[0]).intersection(*costly) if len(costly) > 1 else set[str]()
     return [
         _describe_slow(trace, slow[pair], lost_ns[pair], shared) for pair in costly[:MOST_FINDINGS]
     ]

@@ -154,8 +154,7 @@ def _first_marked(marked: Ints, key: Ints) -> Ints:
     place = number_places(key)
     first = np.full(int(key.max(initial=-1)) + 1, len(key), dtype=np.int64)
     np.minimum.at(first, key[~marked], place[~marked])
-    mask: Ints = place < first[key]
-    return mask
+    return place < first[key]
 
 
 def _mark_done(
@@ -223,8 +222,7 @@ def is_recorded_whole(trace: Trace) -> Ints:
         for number, group in enumerate(events.tables.groups)
         if isinstance(names, list) and group.name in names
     ]
-    mask: Ints = ~np.isin(events.group, partly)
-    return mask
+    return ~np.isin(events.group, partly)
 
 
 def _message_findings(events: Events, send: Ints, recv: Ints) -> tuple[Finding, ...]:
@@ -356,7 +354,8 @@ def _find_unfit_splits(
             if rank in members and [len(side) for side in splits] == [len(members)] * 2:
                 known.append((index, rank, members.index(rank), *splits))
         for mine, theirs in itertools.permutations(known, 2):
-            (index, rank, place, gives, _), (other_index, other, target, _, takes) = mine, theirs
+            index, rank, place, gives, _ = mine
+            other_index, other, target, _, takes = theirs
             if gives[target] != takes[place]:
                 what = (
                     f"rank {rank} sends {count(gives[target], 'byte')} to rank {other}, but rank "

@@ -262,11 +262,8 @@ class RankRecords:
     def awaited(self) -> Ints:
         """Marks the operations in which the rank is blocked."""
         records = self.records
-        mask: Ints = (
-            (records["status"] == IN_FLIGHT)
-            & (records["wait_ns"] != NONE)
-            & (records["done_ns"] == NONE)
-        )
+        mask: Ints = (records["status"] == IN_FLIGHT) & (records["done_ns"] == NONE)
+        mask &= records["wait_ns"] != NONE
         return mask
 
     @property
@@ -720,18 +717,15 @@ def reopen(events: Events, metadata: Mapping[str, Any]) -> Events:
 def _without_groups(events: Events, ends: Mapping[int, End]) -> dict[int, End]:
     """Returns the ends of the ranks that have destroyed their process groups for good."""
     labels = [number for number, name in enumerate(events.tables.labels) if name in WORLD_LABELS]
-    marks: list[int] = np.flatnonzero((events.op == _MARK) & np.isin(events.label, labels)).tolist()
+    marks = np.flatnonzero((events.op == _MARK) & np.isin(events.label, labels))
+    last = dict(zip(events.rank[marks].tolist(), marks.tolist(), strict=True))
     found = {}
-    # the last one of each rank
-    for rank, event in {int(events.rank[event]): event for event in marks}.items():
-        if (
-            events.tables.labels[events.label[event]] == DESTROYED
-            and ends.get(rank, _UNKNOWN).state in ABLE
-        ):
-            place = operation_of(events, event).place
-            found[rank] = End(
-                "exited", f"has destroyed its process groups{f' at {place}' if place else ''}"
-            )
+    for rank, event in last.items():
+        one = event_at(events, event)
+        if one.label == DESTROYED and ends[rank].state in ABLE:
+            place = as_operation(one).place
+            about = f"has destroyed its process groups{f' at {place}' if place else ''}"
+            found[rank] = End("exited", about)
     return found
 
 

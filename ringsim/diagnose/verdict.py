@@ -38,10 +38,9 @@ SAME_GROUPS = (
     "include the rank."
 )
 _MOST_WAITS = 4  # or ranks that are listed
-_STATE_WORDS = {
+_STATE_WORDS = {  # of ranks that did not fail
     "blocked": "waits for another of its threads",
     "exited": "has exited",
-    "failed": "has failed",
     "killed": "has died",
     "running": "is not waiting for anything",
     "stopped": "is stopped by a signal",

@@ -40,7 +40,6 @@ from ringsim.traces.events import (
     SEND,
     SPAN,
     STATUS_NAMES,
-    Events,
     Tables,
     read_tables,
     readable,
@@ -205,7 +204,8 @@ class Lane:
 def make_lanes(trace: Trace) -> Iterator[Lane]:
     """Yields a trace's lanes, rank by rank; the slices on a lane either nest or do not overlap."""
     events = trace.events
-    rows, messages = list_rows(events), trace.messages
+    columns = (getattr(events, name).tolist() for name in COLUMN_DTYPES)
+    rows, messages = list(map(Row, *columns)), trace.messages
     out, into = np.zeros((2, len(events)), dtype=np.int64)
     out[messages.send] = into[messages.recv] = np.arange(1, len(messages) + 1)
     starts, program = events.post_ns.tolist(), np.isin(events.kind, (SPAN, MARK))
@@ -229,11 +229,6 @@ def make_lanes(trace: Trace) -> Iterator[Lane]:
                     name += f" ({lane + 1})"
                 numbers[rank] += 1
                 yield Lane(rank, numbers[rank], name, placed)
-
-
-def list_rows(events: Events) -> list[Row]:
-    """Returns the events as rows of plain numbers."""
-    return list(map(Row, *(getattr(events, name).tolist() for name in COLUMN_DTYPES)))
 
 
 def make_name(row: Row, tables: Tables) -> str:

@@ -43,14 +43,12 @@ from ringsim.traces.events import (
     COLLECTIVE,
     ERROR,
     NONE,
-    OP_NAMES,
     RECV,
     SEND,
-    STATUS_NAMES,
     Events,
     Ints,
 )
-from ringsim.traces.items import Message, event_at
+from ringsim.traces.items import Message, as_operation, event_at
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,22 +242,12 @@ def match(events: Events, *, by_tag: bool = True, apart: Ints | Sequence[int] = 
 
 def describe_unmatched(events: Events, indices: Ints) -> list[Unmatched]:
     """Describes the operations at these indices, which have no partner, in readable form."""
-    tables, sizes = events.tables, events.size_bytes
-    return [
-        Unmatched(
-            index=index,
-            rank=int(events.rank[index]),
-            op=OP_NAMES[events.op[index]],
-            peer=int(events.peer[index]),
-            group=tables.groups[events.group[index]].name if events.group[index] != NONE else "",
-            tag=int(events.tag[index]),
-            size_bytes=int(sizes[index]),
-            file=tables.files[events.file[index]] if events.file[index] != NONE else "",
-            line=int(events.line[index]),
-            status=STATUS_NAMES[events.status[index]],
-        )
-        for index in indices.tolist()
-    ]
+    found = []
+    for index in indices.tolist():
+        one = as_operation(event_at(events, index), peer=int(events.peer[index]))
+        what = one.rank, one.op, one.peer, one.group, one.tag, one.size_bytes
+        found.append(Unmatched(index, *what, one.file, one.line, one.status))
+    return found
 
 
 def number_channels(events: Events, some: Ints, *, by_tag: bool = True) -> Ints:
