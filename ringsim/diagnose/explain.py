@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +28,10 @@ from ringsim.diagnose.mismatches import (
 )
 from ringsim.diagnose.parting import tell_partings
 from ringsim.diagnose.snapshot import (
+    ABLE,
     Snapshot,
+    find_last_ns,
+    is_on_nccl,
     leave_out_queued,
     operation_of,
     read_end_ns,
@@ -67,8 +71,7 @@ _QUEUED = (
     "runs them in order unless batch_isend_irecv posts them together. Other work on the GPU may "
     "also delay an operation."
 )
-_ABLE = ("running", "unknown")
-_AT_WORK = (*_ABLE, "stopped")
+_AT_WORK = (*ABLE, "stopped")
 
 
 def explain(trace: Trace) -> Diagnosis:
@@ -145,7 +148,7 @@ def explain(trace: Trace) -> Diagnosis:
         findings += [*find_links(trace), *find_lateness(trace)]
     if not findings and size > 1:
         notes.insert(0, describe_waiting(trace))
-    if edges and trace.metadata.get("backend") == "nccl":
+    if edges and is_on_nccl(trace):
         notes.append(_QUEUED)
     return tell_partings(
         Diagnosis(tuple(findings), size, edges, judged.states, whole, tuple(notes)), events
@@ -155,7 +158,7 @@ def explain(trace: Trace) -> Diagnosis:
 def _judge(trace: Trace, ends: Mapping[int, End], end_ns: int | None) -> tuple[Snapshot, Diagnosis]:
     """Returns the open operations at the end of a run, and their diagnosis."""
     events = trace.events
-    if trace.metadata.get("backend") == "nccl":
+    if is_on_nccl(trace):
         events = leave_out_queued(events)
         # A rank may return while its GPU still waits.
         waits = set(events.rank[(events.status == IN_FLIGHT) & (events.wait_ns != NONE)].tolist())
@@ -201,7 +204,7 @@ def _find_untidy(trace: Trace, ends: Mapping[int, End]) -> list[Finding]:
     if len(returned) == trace.world_size:
         findings = [*find_missing(trace.events), *findings]
     # with NCCL, messages complete long after the thread has continued
-    if trace.metadata.get("backend") != "nccl":
+    if not is_on_nccl(trace):
         findings += find_races(trace)
     return findings
 
@@ -220,11 +223,8 @@ def _find_caught(trace: Trace) -> tuple[list[Finding], list[Finding]]:
     retried: list[Finding] = []
     for entry in said if isinstance(said, list) else ():
         try:
-            kind, message, hint = (
-                str(entry["kind"]),
-                str(entry["message"]),
-                str(entry.get("hint", "")),
-            )
+            kind, message = str(entry["kind"]), str(entry["message"])
+            hint = str(entry.get("hint", ""))
             ranks = tuple(int(rank) for rank in entry["ranks"] if 0 <= int(rank) < trace.world_size)
             at_ns = int(entry.get("at_ns", -1))
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
@@ -234,11 +234,11 @@ def _find_caught(trace: Trace) -> tuple[list[Finding], list[Finding]]:
             message += "\n  the program caught the error and continued"
             found.append(Finding(kind, ranks, (), message, hint))
         elif (kind, set(ranks)) not in _names(retried):
-            again = (
+            message += (
                 f"\n  the program caught the error and tried again {count(max(times), 'time')} "
                 "before the run was ended"
             )
-            retried.append(Finding(kind, ranks, (), f"{message}{again}", hint))
+            retried.append(Finding(kind, ranks, (), message, hint))
     return found, retried
 
 
@@ -255,10 +255,8 @@ def _count_retries(events: Events, rank: int, at_ns: int) -> int:
         & (events.wait_ns <= at_ns)
         & ((events.done_ns == NONE) | (events.done_ns > at_ns))
     )
-    awaited = {one for one, then in zip(what, open_then[mine], strict=True) if then}
-    since = [
-        one for one, post_ns in zip(what, events.post_ns[mine], strict=True) if post_ns > at_ns
-    ]
+    awaited = {*compress(what, open_then[mine])}
+    since = [*compress(what, events.post_ns[mine] > at_ns)]
     again = [index for index, one in enumerate(since) if one in awaited]
     # A program that retries may do other work in each round, such as creating a group.
     return len(again) if again and since[-1] in since[: again[-1] + 1] else 0
@@ -283,28 +281,17 @@ def _under(causes: list[Finding], judged: Sequence[Finding]) -> list[Finding]:
         if place is None:
             alone.append(one)
             continue
-        cause = causes[place]
+        cause, echoes = causes[place], one.consequences
         # operations that its rank posted on the way out are consequences
         if one.end is not None and one.end.how == IN_VAIN:
-            causes[place] = replace(
-                one,
-                consequences=(
-                    replace(cause, consequences=()),
-                    *cause.consequences,
-                    *one.consequences,
-                ),
-            )
+            echoes = (replace(cause, consequences=()), *cause.consequences, *echoes)
+            causes[place] = replace(one, consequences=echoes)
             continue
-        echoes = list(one.consequences)
-        if one.kind != cause.kind and not _restates(one):
-            echoes.insert(0, replace(one, consequences=(), hint=""))
+        restates = one.end is not None and one.end.error in _OUR_ERRORS
+        if one.kind != cause.kind and not restates:
+            echoes = (replace(one, consequences=(), hint=""), *echoes)
         causes[place] = replace(cause, consequences=(*cause.consequences, *echoes))
     return [*causes, *alone]
-
-
-def _restates(failure: Finding) -> bool:
-    """Returns whether a rank failed with an error that another finding explains better."""
-    return failure.end is not None and failure.end.error in _OUR_ERRORS
 
 
 def _renamed(finding: Finding) -> Finding:
@@ -359,25 +346,28 @@ def _find_stall(
     gone = [rank for rank, end in lost.items() if end.how == LOST]
     if not gone and (held := _find_held(trace.events, snapshot)) is not None:
         return [held], ()
-    views = list(enumerate(snapshot.ranks))
-    waits = [(rank, one) for rank, view in views for one in view.awaited]
-    seen = [rank for rank, view in views if view.state in _AT_WORK and view.end.about]
+    waits = [one for view in snapshot.ranks for one in view.awaited]
+    seen = [
+        rank
+        for rank, view in enumerate(snapshot.ranks)
+        if view.state in _AT_WORK and view.end.about
+    ]
     if not waits and (lost or not seen):
         return [
             Finding("rank_failed", (rank,), (), f"rank {rank} {end.about}.", end=end)
             for rank, end in lost.items()
         ], ()
     edges = tuple(
-        Edge(rank, peer, one.operation)
-        for rank, one in waits
-        for peer in hindering(snapshot, rank, one)
+        Edge(one.operation.rank, peer, one.operation)
+        for one in waits
+        for peer in hindering(snapshot, one)
     )
-    operations = tuple(one.operation for _, one in waits)
+    operations = tuple(one.operation for one in waits)
     if gone:
         return [_name_lost({rank: lost[rank].about for rank in gone}, operations)], edges
     wanted = {edge.peer for edge in edges}
     found = _name_busy(trace, snapshot, operations, wanted, seen, lost)
-    if trace.metadata.get("backend") == "nccl":
+    if is_on_nccl(trace):
         missing = {
             edge.peer: f"rank {edge.peer} has not posted its side of rank {edge.rank}'s "
             f"{edge.operation}"
@@ -388,14 +378,10 @@ def _find_stall(
     return [found], edges
 
 
-def _ranks_of(operations: Sequence[Operation]) -> list[int]:
-    return list(dict.fromkeys(one.rank for one in operations))
-
-
 def _name_lost(gone: Mapping[int, str], operations: tuple[Operation, ...]) -> Finding:
     """Returns the finding for ranks on silent hosts, given a description of each rank."""
     told = [f"{name_ranks(ranks)} {about}" for about, ranks in ranks_by_text(gone).items()]
-    ranks = tuple(dict.fromkeys([*gone, *_ranks_of(operations)]))
+    ranks = tuple(dict.fromkeys([*gone, *(one.rank for one in operations)]))
     hint = "Check the machine and its network."
     return Finding("lost", ranks, operations, f"{'; '.join(told)}.{waits_text(operations)}", hint)
 
@@ -418,7 +404,7 @@ def _name_busy(
         seen: the ranks whose activity is known.
         lost: the errors of ranks that waited for others.
     """
-    blocked = _ranks_of(operations)
+    blocked = list(dict.fromkeys(one.rank for one in operations))
     others = sorted({*wanted, *seen} - set(blocked), key=lambda rank: (rank not in wanted, rank))
     able = [rank for rank in others if snapshot.ranks[rank].state in _AT_WORK]
     busy = lines_text([_tell_busy(trace, snapshot, rank) for rank in able])
@@ -448,13 +434,13 @@ def _find_held(events: Events, snapshot: Snapshot) -> Finding | None:
     able = []
     for rank, view in enumerate(views):
         waits = [one for one in view.posted if one.awaited]
-        if waits and view.state in (*_ABLE, "blocked"):
+        if waits and view.state in (*ABLE, "blocked"):
             thread = max(waits, key=lambda one: one.operation.waited_s).thread
             posted = tuple(
                 replace(one, awaited=one.awaited and one.thread == thread) for one in view.posted
             )
             views[rank] = replace(view, state="blocked", end=End("blocked"), posted=posted)
-            if view.state in _ABLE or any(one.thread != thread for one in waits):
+            if view.state in ABLE or any(one.thread != thread for one in waits):
                 able.append(rank)
     first = next(iter(judge(Snapshot(tuple(views))).findings), None)
     if first is None:
@@ -475,25 +461,20 @@ def _tell_busy(trace: Trace, snapshot: Snapshot, rank: int) -> str:
     For example, "rank 2 was still computing stage 1 (for 12 s, computing at train.py:41)".
     """
     events, view = trace.events, snapshot.ranks[rank]
-    if trace.metadata.get("ranks") and rank not in {
-        about.get("rank") for about in trace.metadata["ranks"]
-    }:
+    recorded = [about.get("rank") for about in trace.metadata.get("ranks") or ()]
+    if recorded and rank not in recorded:
         return f"rank {rank} was not recorded"
-    mine = events.rank == rank
-    times = [
-        column[mine].max(initial=0) for column in (events.post_ns, events.wait_ns, events.done_ns)
-    ]
-    last_ns, end_ns = int(max(times)), read_end_ns(trace.metadata) or 0
+    last_ns = find_last_ns(events.select(events.rank == rank))
+    end_ns = read_end_ns(trace.metadata) or 0
     since = f"for {time_text(end_ns - last_ns)}" if end_ns > last_ns else ""
     about = view.end.about
     if view.state == "stopped":
         words, details = about or "is stopped by a signal", ["SIGSTOP or a similar signal", since]
     else:
         activity, now_ns = Activity(events, trace.world_size), max(last_ns, end_ns)
-        span = activity.in_span(
-            rank, now_ns - 1, now_ns
-        )  # without a span, the line is more precise
-        doing = span or about or activity.doing(rank, now_ns - 1, now_ns)
+        last = rank, now_ns - 1, now_ns
+        span = activity.in_span(*last)
+        doing = span or about or activity.doing(*last)  # without a span, the line is more precise
         words, details = f"was {doing}", [since, about if span else ""]
     details = list(filter(None, details))
     return f"rank {rank} {words}" + (f" ({', '.join(details)})" if details else "")

@@ -38,7 +38,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,7 +119,7 @@ def find_cause(error: BaseException) -> Cause:
         ...     find_cause(error)
         Cause(error=ValueError('no such layer'), echo='', after=KeyError('w'), pending=False)
     """
-    chain = _chain(error)
+    chain, own = list_chain(error), Cause(error, after=_root(error))
     place = next(
         (
             index
@@ -129,16 +129,15 @@ def find_cause(error: BaseException) -> Cause:
         None,
     )
     if place is None:
-        return Cause(error, after=_root(error))
+        return own
     before = chain[place - 1] if place else None
     if before is not None and _was_on_its_way(before, chain[place:]):
         return Cause(before, after=_root(before), pending=True)
     echo = _echo_of(chain[place])
     if echo == OWN:
-        return Cause(error, after=_root(error))
+        return own
     if echo == WAIT and any(_raised_inside(one) and _echo_of(one) == OWN for one in chain[place:]):
-        # the timeout was caught; something else went wrong with the next operation
-        return Cause(error, after=_root(error))
+        return own  # the timeout was caught; something else went wrong with the next operation
     return Cause(
         error, echo, after=before if before is not None and not _raised_inside(before) else None
     )
@@ -166,34 +165,30 @@ def is_internal(filename: str) -> bool:
     )
 
 
-def _chain(error: BaseException, *, hidden: bool = True) -> list[BaseException]:
+def list_chain(error: BaseException | None, *, hidden: bool = True) -> list[BaseException]:
     """Returns an exception and the exceptions that led to it, oldest first.
 
     With ``hidden``, the chain includes exceptions that a traceback hides.
     """
     chain: list[BaseException] = []
-    one: BaseException | None = error
     # the chain may be a cycle
-    while one is not None and not any(one is other for other in chain):
-        chain.append(one)
-        one = (
-            one.__cause__
-            if one.__cause__ is not None or (one.__suppress_context__ and not hidden)
-            else one.__context__
-        )
+    while error is not None and not any(error is other for other in chain):
+        chain.append(error)
+        stops = error.__cause__ is not None or (error.__suppress_context__ and not hidden)
+        error = error.__cause__ if stops else error.__context__
     return chain[::-1]
 
 
 def _root(error: BaseException) -> BaseException | None:
     """Returns the first exception that a traceback shows before an error, or None."""
-    first = _chain(error, hidden=False)[0]
+    first = list_chain(error, hidden=False)[0]
     return None if first is error else first
 
 
 def _echo_of(error: BaseException) -> str:
     """Classifies a single exception as ``PEER``, ``WAIT`` or ``OWN``."""
     if isinstance(error, BaseExceptionGroup):
-        kinds = [_echo_of(_chain(one)[0]) for one in error.exceptions]
+        kinds = [_echo_of(list_chain(one)[0]) for one in error.exceptions]
         return kinds[0] if all(kinds) else OWN
     if isinstance(error, RingError):
         return PEER if error.imposed else WAIT if isinstance(error, errors.RunTimeout) else OWN
@@ -203,13 +198,9 @@ def _echo_of(error: BaseException) -> str:
     )
     if not of_torch or text.startswith(_PASSED_ON):
         return OWN
-    return (
-        PEER
-        if any(words in text for words in LOST_PEER)
-        else WAIT
-        if any(words in text for words in _TIMED_OUT)
-        else OWN
-    )
+    if any(words in text for words in LOST_PEER):
+        return PEER
+    return WAIT if any(words in text for words in _TIMED_OUT) else OWN
 
 
 def _raised_inside(error: BaseException) -> bool:
@@ -304,7 +295,7 @@ def report_exception(rank: int, error: BaseException, at_ns: int | None = None) 
     """
     cause = find_cause(error)
     summary, where = _summarize(cause.error)
-    waits = map(_summarize, filter(_echo_of, _chain(error)))
+    waits = map(_summarize, filter(_echo_of, list_chain(error)))
     frames = next((wait.stack for wait, line in waits if line), summary.stack)
     of_ringsim = isinstance(cause.error, errors.RingError)
     exit_code = int(bool(cause.error.code)) if isinstance(cause.error, SystemExit) else None
@@ -362,25 +353,22 @@ def _innermost(frames: Sequence[traceback.FrameSummary]) -> str:
         (frame for frame in reversed(frames) if not frame.filename.startswith(PYTHON)),
         frames[-1] if frames else None,
     )
-    return (
-        ""
-        if place is None
-        else errors.escape(f"{place.filename}, line {place.lineno}, in {place.name}")
-    )
+    if place is None:
+        return ""
+    return errors.escape(f"{place.filename}, line {place.lineno}, in {place.name}")
 
 
 def rename_files(report: Report, names: Mapping[str, str]) -> Report:
     """Returns the report with renamed files, for example for the cells of a notebook."""
-    said = {
-        name: getattr(report, name)
-        for name in ("where", "after", "waited", "traceback", "frames", "text")
-    }
-    for part, text in said.items():
+
+    def renamed(text: str) -> str:
         for filename, name in names.items():
-            text = text.replace(f'File "{filename}", line', f"{name}, line").replace(
-                f"{filename}, line", f"{name}, line"
-            )
-        said[part] = rename_places(text, names)
+            text = text.replace(f'File "{filename}", line', f"{name}, line")
+            text = text.replace(f"{filename}, line", f"{name}, line")
+        return rename_places(text, names)
+
+    parts = ("where", "after", "waited", "traceback", "frames", "text")
+    said: dict[str, Any] = {part: renamed(getattr(report, part)) for part in parts}
     return replace(report, **said)
 
 
@@ -396,12 +384,13 @@ def report_death(
         output: the rank's output; the last line is often a message from C++.
         crash: the output of Python's ``faulthandler``, innermost frame first.
     """
-    frames = [
-        (file, int(line), name, None)
-        for file, line, name in re.findall(r'File "(.*)", line (\d+) in (.*)', crash)
-    ]
+    frames = re.findall(r'File "(.*)", line (\d+) in (.*)', crash)
     stack = traceback.StackSummary.from_list(
-        [frame for frame in reversed(frames) if not is_internal(frame[0])]
+        [
+            (file, int(line), name, None)
+            for file, line, name in reversed(frames)
+            if not is_internal(file)
+        ]
     )
     last: list[str] = []
     if exit_code is None:
@@ -518,14 +507,11 @@ def note_failed_threads(
     hand_on = threading.excepthook
 
     def note(end: threading.ExceptHookArgs) -> None:
-        report = (
-            report_exception(recorder.rank, end.exc_value)
-            if isinstance(end.exc_value, Exception)
-            else None
-        )
-        if report is not None and report.echo == OWN:
-            with contextlib.suppress(ValueError):  # the recording is just ending
-                recorder.notice(THREAD_FAILED, describe_end(report)["about"])
+        if isinstance(end.exc_value, Exception):
+            report = report_exception(recorder.rank, end.exc_value)
+            if report.echo == OWN:
+                with contextlib.suppress(ValueError):  # the recording is just ending
+                    recorder.notice(THREAD_FAILED, describe_end(report)["about"])
         if getattr(end.exc_value, "imposed", False):
             tell()
         hand_on(end)
@@ -547,14 +533,10 @@ def describe_unfinished(rank: int, doing: str, place: tuple[str, int] | None) ->
         >>> describe_unfinished(1, "computing", ("/home/me/train.py", 7))
         {'rank': 1, 'state': 'running', 'about': 'computing at train.py:7', 'error': ''}
     """
+    state, about = "running", f"{doing} at {place_text(place)}" if place else doing
     if doing == "stopped":
-        return {"rank": rank, "state": "stopped", "about": "is stopped by a signal", "error": ""}
-    return {
-        "rank": rank,
-        "state": "running",
-        "about": f"{doing} at {place_text(place)}" if place else doing,
-        "error": "",
-    }
+        state, about = "stopped", "is stopped by a signal"
+    return {"rank": rank, "state": state, "about": about, "error": ""}
 
 
 def place_text(place: tuple[str, int]) -> str:
@@ -568,11 +550,6 @@ def place_text(place: tuple[str, int]) -> str:
     return f"{name_cells([name]).get(name, os.path.basename(name))}:{line}"
 
 
-def first_failure(reports: Sequence[Report]) -> Report:
-    """Returns the failure that caused the others: the earliest one that is not an echo."""
-    return min(reports, key=lambda report: (report.is_consequence, report.at_ns))
-
-
 def make_error(
     reports: Sequence[Report], world_size: int, stopped: Sequence[int]
 ) -> errors.RingError:
@@ -583,7 +560,8 @@ def make_error(
         world_size: the number of ranks in the run.
         stopped: the ranks that ringsim ended because another rank had failed.
     """
-    first = first_failure(reports)
+    # the earliest failure that is not an echo caused the others
+    first = min(reports, key=lambda report: (report.is_consequence, report.at_ns))
     who = f"rank {first.rank} of {world_size}"
     if first.of_ringsim:
         text = first.text if who in first.text else f"{first.text} ({who})"
@@ -597,30 +575,21 @@ def make_error(
         text += "\n" + indent(first.traceback)
     if first.waited:
         text += f"\n  {_WAITED}: {first.waited}"
-    others = [report for report in reports if report is not first]
-    for what, told in (
-        (
-            "also failed",
-            _tell(
-                {
-                    one.rank: one.error or f"its process {one.text}"
-                    for one in others
-                    if not one.is_consequence
-                }
-            ),
-        ),
-        (
-            "lost a peer as a result",
-            _tell({one.rank: one.where or one.error for one in others if one.is_consequence}),
-        ),
-        ("stopped as a result", name_ranks(sorted(stopped)) if stopped else ""),
-    ):
-        text += f"\n  {what}: {told}" if told else ""
-    kind = (
-        getattr(errors, first.error, RankFailed)
-        if first.of_ringsim and first.error not in _OF_TORCH
-        else RankFailed
-    )
+    failed, lost = dict[int, str](), dict[int, str]()
+    for one in reports:
+        if one is not first and one.is_consequence:
+            lost[one.rank] = one.where or one.error
+        elif one is not first:
+            failed[one.rank] = one.error or f"its process {one.text}"
+    told = {
+        "also failed": _tell(failed),
+        "lost a peer as a result": _tell(lost),
+        "stopped as a result": name_ranks(sorted(stopped)) if stopped else "",
+    }
+    text += "".join(f"\n  {what}: {ranks}" for what, ranks in told.items() if ranks)
+    kind = RankFailed
+    if first.of_ringsim and first.error not in _OF_TORCH:
+        kind = getattr(errors, first.error, RankFailed)
     made: RingError = kind(text, rank=first.rank) if issubclass(kind, RankFailed) else kind(text)
     return made
 
@@ -721,11 +690,21 @@ def impose(kind: str, text: str) -> RingError:
     return error
 
 
+_VALUES: dict[str, Any] = {
+    kind.__name__: kind for kind in (Verdict, Diagnosis, Finding, Operation, Edge)
+}
+
+
 def write_verdict(directory: Path, verdict: Verdict) -> None:
     """Writes a verdict to the directory of the run's parts, atomically."""
-    said = asdict(replace(verdict, diagnosis=replace(verdict.diagnosis, trace=None)))
+
+    def encode(value: Any) -> Any:
+        name = type(value).__name__
+        return {"type": name, **vars(value)} if name in _VALUES else int(value)
+
+    said = replace(verdict, diagnosis=replace(verdict.diagnosis, trace=None))
     unfinished = directory / f"{_FILE}.unfinished-{os.getpid()}"
-    unfinished.write_text(json.dumps(said, default=int))
+    unfinished.write_text(json.dumps(said, default=encode))
     unfinished.replace(directory / _FILE)
 
 
@@ -736,43 +715,23 @@ def clear_verdict(directory: Path) -> None:
 
 def read_verdict(directory: Path) -> Verdict | None:
     """Returns the verdict of a run, or None if there is none."""
+
+    def decode(said: dict[str, Any]) -> Any:
+        if "type" not in said:
+            return {int(rank): text for rank, text in said.items()}
+        kind = _VALUES[said.pop("type")]
+        values = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in said.items()
+        }
+        if values.get("end"):
+            values["end"] = End(*values["end"])
+        return kind(**values)
+
     try:
-        said = json.loads((directory / _FILE).read_bytes())
+        verdict: Verdict = json.loads((directory / _FILE).read_bytes(), object_hook=decode)
     except OSError:
         return None
-    found = said["diagnosis"]
-    edges = tuple(
-        Edge(**{**edge, "operation": edge["operation"] and _read_operation(edge["operation"])})
-        for edge in found["edges"]
-    )
-    diagnosis = Diagnosis(
-        tuple(map(_read_finding, found["findings"])),
-        found["world_size"],
-        edges,
-        tuple(found["states"]),
-    )
-    about = {int(rank): text for rank, text in said["about"].items()}
-    return Verdict(tuple(said["ranks"]), diagnosis, said["at_ns"], said["proved"], about)
-
-
-def _read_finding(said: dict[str, Any]) -> Finding:
-    operations, echoes = (
-        map(_read_operation, said["operations"]),
-        map(_read_finding, said["consequences"]),
-    )
-    return Finding(
-        **{
-            **said,
-            "ranks": tuple(said["ranks"]),
-            "operations": tuple(operations),
-            "consequences": tuple(echoes),
-            "end": said["end"] and End(*said["end"]),
-        }
-    )
-
-
-def _read_operation(said: dict[str, Any]) -> Operation:
-    return Operation(**{**said, "shape": tuple(said["shape"])})
+    return verdict
 
 
 def raise_verdict(directory: Path, rank: int) -> None:

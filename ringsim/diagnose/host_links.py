@@ -16,15 +16,18 @@ links to all other hosts.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ringsim.diagnose.snapshot import operation_of
+from ringsim.diagnose.snapshot import is_on_nccl, operation_of
 from ringsim.diagnose.verdict import acts_text
 from ringsim.traces.events import NONE, Ints
 from ringsim.traces.findings import Finding
+from ringsim.traces.matching import number_rows
 from ringsim.traces.units import bytes_text, count, time_text
 
 if TYPE_CHECKING:
@@ -59,12 +62,15 @@ class _Way(NamedTuple):
     size_bytes: int
     number: int  # of messages
     least_ns: int  # the shortest time of a message
-    sure_ns: int  # ``least_ns``, less the possible error of both clocks
+    sure_ns: float  # ``least_ns``, less the possible error of both clocks
     shortest: int  # the message with that time
 
     @property
     def pair(self) -> Pair:
         return (self.src, self.dst) if self.src < self.dst else (self.dst, self.src)
+
+
+_SlowWay = tuple[int, int, _Way]  # the delay of all its messages, and the time on other links
 
 
 class _Crossings(NamedTuple):
@@ -77,7 +83,7 @@ class _Crossings(NamedTuple):
     posted_ns: Ints  # the time when both sides had posted
     done_ns: Ints
     seen: Ints  # bool: whether its receiver waited for it, so that ``done_ns`` is its arrival
-    wrong_ns: Ints  # the possible error of the two clocks
+    wrong_ns: Ints  # the possible error of the two clocks (float64)
     names: list[str]
 
 
@@ -124,7 +130,7 @@ def find_links(trace: Trace) -> tuple[Finding, ...]:
           between other hosts, such a message takes as little as 2 ms
           over all messages on this link, the delay adds up to at least 112 ms
     """
-    if trace.metadata.get("backend") == "nccl":
+    if is_on_nccl(trace):
         return ()
     crossings = _list_crossings(trace)
     ways = _list_ways(crossings)
@@ -136,74 +142,44 @@ def find_links(trace: Trace) -> tuple[Finding, ...]:
 
 def _list_crossings(trace: Trace) -> _Crossings:
     events, messages = trace.events, trace.messages
-    across = trace.crosses(messages.src, messages.dst)
-    send, recv, src, dst = (
-        messages.send[across],
-        messages.recv[across],
-        messages.src[across],
-        messages.dst[across],
-    )
+    across = np.flatnonzero(trace.crosses(messages.src, messages.dst))
+    send, recv = messages.send[across], messages.recv[across]
+    src, dst = messages.src[across], messages.dst[across]
     posted_ns = np.maximum(events.post_ns[send], events.post_ns[recv])
-    done_ns, wait_ns, size_bytes = (
-        events.done_ns[recv],
-        events.wait_ns[recv],
-        events.size_bytes[send],
-    )
+    done_ns, wait_ns = events.done_ns[recv], events.wait_ns[recv]
+    size_bytes = events.size_bytes[send]
     told = (wait_ns != NONE) & (done_ns != NONE) & (size_bytes != NONE)
     seen = told & (2 * (done_ns - np.maximum(posted_ns, wait_ns)) >= done_ns - posted_ns)
-    known, wrong_ns = _read_clocks(trace)
-    names, host = np.unique(trace.hosts, return_inverse=True)
-    columns = (
-        np.flatnonzero(across),
-        host[src],
-        host[dst],
-        size_bytes,
-        posted_ns,
-        done_ns,
-        seen,
-        wrong_ns[src] + wrong_ns[dst],
-    )
-    kept = (done_ns != NONE) & known[src] & known[dst]
-    return _Crossings._make([*(column[kept] for column in columns), names.tolist()])
-
-
-def _read_clocks(trace: Trace) -> tuple[Ints, Ints]:
-    """Returns, for each rank, whether its clock was compared and its possible error in ns."""
-    known, wrong_ns = (
-        np.ones(trace.world_size, dtype=bool),
-        np.zeros(trace.world_size, dtype=np.int64),
-    )
+    by_rank = np.zeros(trace.world_size)
     for clock in trace.clocks:
-        known[[*clock.ranks]] = clock.uncertainty_ns is not None
-        wrong_ns[[*clock.ranks]] = clock.uncertainty_ns or 0
-    return known, wrong_ns
+        compared = clock.uncertainty_ns is not None
+        by_rank[[*clock.ranks]] = clock.uncertainty_ns if compared else np.inf
+    wrong_ns = by_rank[src] + by_rank[dst]
+    names, host = np.unique(trace.hosts, return_inverse=True)
+    columns = across, host[src], host[dst], size_bytes, posted_ns, done_ns, seen, wrong_ns
+    kept = (done_ns != NONE) & np.isfinite(wrong_ns)
+    return _Crossings._make([*(column[kept] for column in columns), names.tolist()])
 
 
 def _list_ways(crossings: _Crossings) -> list[_Way]:
     seen = np.flatnonzero(crossings.seen)
     took_ns = (crossings.done_ns - crossings.posted_ns)[seen]
-    columns = np.stack([crossings.src, crossings.dst, crossings.size_bytes])[:, seen]
-    kinds, kind, numbers = np.unique(columns, axis=1, return_inverse=True, return_counts=True)
+    sides = np.stack([crossings.src, crossings.dst, crossings.size_bytes])[:, seen]
+    kinds, kind, numbers = np.unique(sides, axis=1, return_inverse=True, return_counts=True)
     order = np.lexsort((took_ns, kind))
     first = order[np.searchsorted(kind[order], np.arange(len(numbers)))]
     least_ns = took_ns[first].clip(0)
     sure_ns, shortest = least_ns - crossings.wrong_ns[seen[first]], crossings.message[seen[first]]
-    rows = zip(
-        *kinds.tolist(),
-        numbers.tolist(),
-        least_ns.tolist(),
-        sure_ns.tolist(),
-        shortest.tolist(),
-        strict=True,
-    )
+    columns = *kinds, numbers, least_ns, sure_ns, shortest
+    rows = zip(*(column.tolist() for column in columns), strict=True)
     return [_Way(crossings.names[src], crossings.names[dst], *rest) for src, dst, *rest in rows]
 
 
 def _find_quickest(ways: Sequence[_Way]) -> dict[int, dict[Pair, int]]:
     """Returns the time in ns that each link's faster direction takes, by message size."""
-    found: dict[int, dict[Pair, int]] = {}
+    found = defaultdict[int, dict[Pair, int]](dict)
     for way in ways:
-        links = found.setdefault(way.size_bytes, {})
+        links = found[way.size_bytes]
         links[way.pair] = min(way.least_ns, links.get(way.pair, way.least_ns))
     return found
 
@@ -218,9 +194,10 @@ def _find_still(trace: Trace, crossings: _Crossings, ways: Sequence[_Way]) -> li
     """
     quickest = _find_quickest(ways)
     low, high = np.minimum(crossings.src, crossings.dst), np.maximum(crossings.src, crossings.dst)
-    order = np.lexsort((crossings.done_ns, high, low))
+    link = number_rows(low, high)
+    order = np.lexsort((crossings.done_ns, link))
     before = np.concatenate([order[:1], order[:-1]])  # the previous arrival on the same link
-    same = (low[order] == low[before]) & (high[order] == high[before]) & (order != before)
+    same = (link[order] == link[before]) & (order != before)
     since_ns = np.maximum(crossings.posted_ns[order], np.where(same, crossings.done_ns[before], 0))
     still_ns = crossings.done_ns[order] - since_ns
     least_ns = (
@@ -229,11 +206,11 @@ def _find_still(trace: Trace, crossings: _Crossings, ways: Sequence[_Way]) -> li
         + (1e9 * crossings.size_bytes / STALL_BYTES_PER_S).astype(np.int64)
     )
     long = crossings.seen[order] & (still_ns >= least_ns[order])
-    times: dict[Pair, list[tuple[int, int]]] = {}  # the length, and the message
+    times = defaultdict[Pair, list[tuple[int, int]]](list)  # the length, and the message
     for one, lasted_ns in zip(order[long].tolist(), still_ns[long].tolist(), strict=True):
         pair = crossings.names[low[one]], crossings.names[high[one]]
-        if SLOW_TIMES * quickest[int(crossings.size_bytes[one])][pair] <= lasted_ns:
-            times.setdefault(pair, []).append((lasted_ns, one))
+        if SLOW_TIMES * quickest[crossings.size_bytes[one]][pair] <= lasted_ns:
+            times[pair].append((lasted_ns, one))
     longest = sorted(times, key=lambda pair: -max(times[pair])[0])
     return [
         _describe_still(trace, crossings, pair, times[pair]) for pair in longest[:MOST_FINDINGS]
@@ -245,11 +222,9 @@ def _describe_still(
 ) -> Finding:
     events, messages = trace.events, trace.messages
     lasted_ns, one = max(times)
-    message = int(crossings.message[one])
-    send, recv = (
-        operation_of(events, int(side[message])) for side in (messages.send, messages.recv)
-    )
-    began = time_text(int(crossings.done_ns[one]) - lasted_ns)
+    message = crossings.message[one]
+    send, recv = (operation_of(events, side[message]) for side in (messages.send, messages.recv))
+    began = time_text(crossings.done_ns[one] - lasted_ns)
     text = (
         f"nothing moved on the link between hosts {pair[0]} and {pair[1]} for "
         f"{time_text(lasted_ns)}, and then the link recovered.\n"
@@ -270,25 +245,20 @@ def _describe_still(
 def _find_slow(trace: Trace, ways: Sequence[_Way]) -> list[Finding]:
     quickest = _find_quickest(ways)
     ascending = {size_bytes: sorted(links.values()) for size_bytes, links in quickest.items()}
-    slow: dict[Pair, list[tuple[_Way, int]]] = {}
+    slow = defaultdict[Pair, list[_SlowWay]](list)
     for way in ways:
         others_ns = _median_of_others(ascending[way.size_bytes], quickest[way.size_bytes][way.pair])
         if others_ns is not None and way.sure_ns >= max(
             SLOW_TIMES * others_ns, others_ns + SLOW_NS
         ):
-            slow.setdefault(way.pair, []).append((way, others_ns))
-    lost_ns = {
-        pair: sum(way.number * (way.least_ns - others_ns) for way, others_ns in found)
-        for pair, found in slow.items()
-    }
+            slow[way.pair].append((way.number * (way.least_ns - others_ns), others_ns, way))
+    lost_ns = {pair: sum(delay_ns for delay_ns, _, _ in found) for pair, found in slow.items()}
     costly = [
         pair
         for pair in sorted(slow, key=lambda pair: -lost_ns[pair])
         if lost_ns[pair] >= SLOW_SHARE * trace.makespan_s * 1e9
     ]
-    shared = (
-        set[str].intersection(*(set(pair) for pair in costly)) if len(costly) > 1 else set[str]()
-    )
+    shared = set(costly[0]).intersection(*costly) if len(costly) > 1 else set[str]()
     return [
         _describe_slow(trace, slow[pair], lost_ns[pair], shared) for pair in costly[:MOST_FINDINGS]
     ]
@@ -308,18 +278,16 @@ def _median_of_others(ascending: Sequence[int], own: int) -> int | None:
         (1, 2, None)
     """
     middle = (len(ascending) - 2) // 2
-    return (
-        None
-        if middle < 0
-        else ascending[middle if middle < bisect_left(ascending, own) else middle + 1]
-    )
+    if middle < 0:
+        return None
+    return ascending[middle + (middle >= bisect_left(ascending, own))]
 
 
 def _describe_slow(
-    trace: Trace, found: Sequence[tuple[_Way, int]], lost_ns: int, shared: set[str]
+    trace: Trace, found: Sequence[_SlowWay], lost_ns: int, shared: set[str]
 ) -> Finding:
     events, messages = trace.events, trace.messages
-    way, others_ns = max(found, key=lambda one: one[0].number * (one[0].least_ns - one[1]))
+    _, others_ns, way = max(found, key=itemgetter(0))
     first, second = way.pair
     host = np.array(trace.hosts)
     over = (
@@ -327,7 +295,7 @@ def _describe_slow(
         & np.isin(host[messages.src], way.pair)
         & np.isin(host[messages.dst], way.pair)
     )
-    ranks = sorted({*messages.src[over].tolist(), *messages.dst[over].tolist()})
+    ranks = np.union1d(messages.src[over], messages.dst[over]).tolist()
     message = (
         f"the link between hosts {first} and {second} is slow.\n"
         f"  each of {count(way.number, 'message')} of {bytes_text(way.size_bytes)} from {way.src} "
@@ -343,6 +311,6 @@ def _describe_slow(
         + _SLOW_HINT
     )
     operations = tuple(
-        operation_of(events, int(side[way.shortest])) for side in (messages.recv, messages.send)
+        operation_of(events, side[way.shortest]) for side in (messages.recv, messages.send)
     )
     return Finding("slow_link", tuple(ranks), operations, message, hint)

@@ -13,14 +13,14 @@ waiting is not to blame: its own wait is followed until a busy rank is found::
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ringsim.diagnose.snapshot import operation_of
-from ringsim.traces.events import COLLECTIVE, ERROR, NONE, RECV, SEND, SPAN, Events, Ints
+from ringsim.traces.events import COLLECTIVE, ERROR, NONE, SPAN, Events, Ints
 from ringsim.traces.findings import Finding, lines_text
+from ringsim.traces.items import event_at, part_text
 from ringsim.traces.matching import CollectiveCalls, number_rows, wait_for_last
 from ringsim.traces.units import count, span_text, time_text
 
@@ -47,6 +47,7 @@ class _Waits(NamedTuple):
     waiter: Ints  # rank
     late: Ints  # rank
     start_ns: Ints
+    length_ns: Ints
     end_ns: Ints
     event: Ints  # the waiting rank's
     partner: Ints  # the late rank's
@@ -101,37 +102,31 @@ def find_lateness(trace: Trace) -> tuple[Finding, ...]:
 
 
 def _collect(trace: Trace) -> _Waits:
-    events, messages, late = trace.events, trace.messages, trace.waits
-    sends, recvs = messages.send, messages.recv
-    pieces = []
-    for mine, other, length, kind in (
-        (recvs, sends, late.late_sender_ns[recvs], _SENDER),
-        (sends, recvs, late.late_receiver_ns[sends], _RECEIVER),
-    ):
-        some = (length > 0) & (events.rank[mine] != events.rank[other])
-        pieces.append((mine[some], other[some], length[some], np.full(int(some.sum()), kind)))
-    pieces.append(_collective_waits(trace))
-    mine, other, length, kinds = (np.concatenate(column) for column in zip(*pieces, strict=True))
-    start = events.wait_ns[mine]
-    return _Waits(events.rank[mine], events.rank[other], start, start + length, mine, other, kinds)
-
-
-def _collective_waits(trace: Trace) -> tuple[Ints, Ints, Ints, Ints]:
-    """Returns the waits for the last member to arrive in complete collectives."""
-    calls, rank = CollectiveCalls.of(trace.events, trace.apart), trace.events.rank
-    length, last = wait_for_last(trace.events, trace.apart)[calls.event], calls.last[calls.call]
-    some = (length > 0) & (rank[calls.event] != rank[last])
-    return calls.event[some], last[some], length[some], np.full(int(some.sum()), _MEMBER)
+    events, sends, recvs = trace.events, trace.messages.send, trace.messages.recv
+    calls = CollectiveCalls.of(events, trace.apart)
+    pieces = (
+        (recvs, sends, trace.waits.late_sender_ns),
+        (sends, recvs, trace.waits.late_receiver_ns),
+        # in complete collectives, for the last member to arrive
+        (calls.event, calls.last[calls.call], wait_for_last(events, trace.apart)),
+    )
+    found = []
+    for kind, (mine, other, late_ns) in enumerate(pieces):
+        some = (late_ns[mine] > 0) & (events.rank[mine] != events.rank[other])
+        mine, other, kinds = mine[some], other[some], np.full(some.sum(), kind)
+        start, length = events.wait_ns[mine], late_ns[mine]
+        ranks = events.rank[mine], events.rank[other]
+        found.append((*ranks, start, length, start + length, mine, other, kinds))
+    return _Waits._make(np.concatenate(column) for column in zip(*found, strict=True))
 
 
 def _own_time(waits: _Waits, activity: Activity) -> Ints:
     """Returns, for each wait, the time in ns during which the late rank was not itself blocked."""
-    own = waits.end_ns - waits.start_ns
+    own = waits.length_ns.copy()
     for rank in np.unique(waits.late).tolist():
         some = waits.late == rank
         own[some] -= activity.blocked_between(rank, waits.start_ns[some], waits.end_ns[some])
-    positive: Ints = np.maximum(own, 0)
-    return positive
+    return own.clip(0)
 
 
 class _Blame(NamedTuple):
@@ -192,10 +187,8 @@ def describe_waiting(trace: Trace) -> str:
     if total_ns == 0:
         return "No rank waited for a late rank."
     of_run = 100 * total_ns / (trace.world_size * trace.makespan_s * 1e9)
-    mine, times = (
-        blame.length_ns[blame.worst],
-        f"{blame.times[blame.worst]:,.0f} of {blame.times.sum():,.0f}",
-    )
+    mine = blame.length_ns[blame.worst]
+    times = f"{blame.times[blame.worst]:,.0f} of {blame.times.sum():,.0f}"
     return (
         f"Ranks waited {time_text(total_ns)} in total for late ranks, {of_run:.0f} % of all ranks' "
         f"time. Rank {blame.worst} caused {time_text(mine)} ({100 * blame.share:.0f} %) of this "
@@ -210,7 +203,7 @@ def _find_straggler(
     if size == 2:  # for messages, the findings by line are enough
         own_ns = np.where(waits.kind == _MEMBER, own_ns, 0)
     found = _Blame.of(waits, own_ns, size)
-    blame, times, worst = found.length_ns, found.times, found.worst
+    blame, times, worst, _ = found
     enough = STRAGGLER_OF_RUN * trace.makespan_s * 1e9 * (size - 1)
     if (
         found.share < STRAGGLER_SHARE
@@ -220,8 +213,8 @@ def _find_straggler(
         return None
     busy = activity.busy_shares(trace.makespan_s * 1e9)
     others = float(np.median(np.delete(busy, worst)))
-    longest = int(np.flatnonzero(waits.late == worst)[np.argmax(own_ns[waits.late == worst])])
-    doing = activity.doing(worst, int(waits.start_ns[longest]), int(waits.end_ns[longest]))
+    longest = np.where(waits.late == worst, own_ns, NONE).argmax()
+    doing = activity.doing(worst, waits.start_ns[longest], waits.end_ns[longest])
     message = (
         f"rank {worst} made others wait {count(int(times[worst]), 'time')}, for "
         f"{time_text(blame[worst])} in total."
@@ -231,7 +224,7 @@ def _find_straggler(
         f"{100 * others:.0f} % (median)"
         f"\n  during the longest wait, rank {worst} was {doing}"
     )
-    operations = (operation_of(trace.events, int(waits.event[longest])),)
+    operations = (operation_of(trace.events, waits.event[longest]),)
     return Finding(
         "straggler",
         (worst,),
@@ -251,10 +244,9 @@ def _describe_groups(
     events = trace.events
     places = events.file[waits.event], events.line[waits.event]
     group = number_rows(waits.kind, waits.waiter, waits.late, *places)
-    length = waits.end_ns - waits.start_ns
-    total, times = np.bincount(group, weights=length), np.bincount(group)
+    total, times = np.bincount(group, weights=waits.length_ns), np.bincount(group)
     least = max(LATE_NS, LATE_SHARE * trace.makespan_s * 1e9)
-    order = np.lexsort((-length, group))
+    order = np.lexsort((-waits.length_ns, group))
     longest = order[np.searchsorted(group[order], np.arange(len(total)))]
     kept = [
         int(one)
@@ -264,13 +256,11 @@ def _describe_groups(
     findings: dict[int, Finding] = {}
     follows: dict[int, int] = {}
     for one in kept:
-        wait = int(longest[one])
+        wait = longest[one]
         chain = _chain(waits, own_ns, wait)
         if len(chain) > 1:
-            follows[one] = int(group[chain[1]])
-        findings[one] = _late_finding(
-            trace, waits, activity, chain, int(times[one]), float(total[one])
-        )
+            follows[one] = group[chain[1]]
+        findings[one] = _late_finding(trace, waits, activity, chain, times[one], total[one])
     roots = []
     for one in kept:
         above, seen = one, {one}
@@ -292,15 +282,15 @@ def _chain(waits: _Waits, own_ns: Ints, wait: int) -> list[int]:
     The chain ends at a late rank that was mostly busy.
     """
     chain = [wait]
-    while own_ns[chain[-1]] < (waits.end_ns[chain[-1]] - waits.start_ns[chain[-1]]) / 2:
-        last = chain[-1]
-        some = np.flatnonzero(waits.waiter == waits.late[last])
-        overlap = np.minimum(waits.end_ns[some], waits.end_ns[last]) - np.maximum(
-            waits.start_ns[some], waits.start_ns[last]
+    while own_ns[wait] < waits.length_ns[wait] / 2:
+        some = np.flatnonzero(waits.waiter == waits.late[wait])
+        overlap = np.minimum(waits.end_ns[some], waits.end_ns[wait]) - np.maximum(
+            waits.start_ns[some], waits.start_ns[wait]
         )
-        if len(some) == 0 or overlap.max() <= 0 or int(some[overlap.argmax()]) in chain:
+        if overlap.max(initial=0) == 0 or some[overlap.argmax()] in chain:
             break
-        chain.append(int(some[overlap.argmax()]))
+        wait = some[overlap.argmax()]
+        chain.append(wait)
     return chain
 
 
@@ -309,9 +299,9 @@ def _late_finding(
 ) -> Finding:
     events = trace.events
     first, last = chain[0], chain[-1]
-    operation = operation_of(events, int(waits.event[first]))
+    operation = operation_of(events, waits.event[first])
     culprit = int(waits.late[last])
-    doing = activity.doing(culprit, int(waits.start_ns[last]), int(waits.end_ns[last]))
+    doing = activity.doing(culprit, waits.start_ns[last], waits.end_ns[last])
     because = [
         f"rank {operation.rank} waited in {operation}",
         *(f"rank {waits.waiter[wait]} waited for rank {waits.late[wait]}" for wait in chain[1:]),
@@ -323,7 +313,7 @@ def _late_finding(
             "total"
         )
     message = (
-        f"rank {operation.rank} waited {time_text(waits.end_ns[first] - waits.start_ns[first])} "
+        f"rank {operation.rank} waited {time_text(waits.length_ns[first])} "
         f"for rank {waits.late[first]}.{lines_text(because)}"
     )
     sends = waits.kind[last] == _SENDER
@@ -334,7 +324,7 @@ def _late_finding(
     )
     late = [int(waits.late[wait]) for wait in chain]
     ranks = tuple(dict.fromkeys([*reversed(late), operation.rank]))
-    partner = operation_of(events, int(waits.partner[first]))
+    partner = operation_of(events, waits.partner[first])
     return Finding(_KINDS[waits.kind[first]], ranks, (operation, partner), message, hint)
 
 
@@ -373,8 +363,6 @@ class Activity:
     def blocked_between(self, rank: int, start_ns: Ints, end_ns: Ints) -> Ints:
         """Returns the time that a rank was blocked in each interval, in ns (int64)."""
         times, blocked = self._blocked_until(rank)
-        if len(times) == 0:
-            return np.zeros(len(start_ns), dtype=np.int64)
         return (np.interp(end_ns, times, blocked) - np.interp(start_ns, times, blocked)).astype(
             np.int64
         )
@@ -384,10 +372,8 @@ class Activity:
 
         The run is ``length_ns`` long; the shares are float64.
         """
-        blocked = [self._blocked_until(rank)[1] for rank in range(self._size)]
-        return np.array(
-            [1 - (float(one[-1]) / max(length_ns, 1) if len(one) else 0) for one in blocked]
-        )
+        blocked = np.array([self._blocked_until(rank)[1][-1] for rank in range(self._size)])
+        return 1 - blocked / max(length_ns, 1)
 
     def doing(self, rank: int, start_ns: int, end_ns: int) -> str:
         """Describes a rank's main activity during an interval.
@@ -397,53 +383,35 @@ class Activity:
         if span := self.in_span(rank, start_ns, end_ns):
             return span
         events = self._events
-        last = np.flatnonzero((events.rank == rank) & self._speaks & (events.post_ns <= start_ns))
+        mine = (events.rank == rank) & (events.kind <= COLLECTIVE)
+        last = np.flatnonzero(mine & (events.post_ns <= start_ns))
         if len(last) and events.file[last[-1]] != NONE:
-            latest = operation_of(events, int(last[-1]))
+            latest = operation_of(events, last[-1])
             return f"busy outside any span, after its {latest.op} at {latest.place}"
         return "busy outside any span"
 
     def in_span(self, rank: int, start_ns: int, end_ns: int) -> str:
         """Describes the span that fills most of an interval, or returns "" if there is none."""
-        events, spans = self._events, self._spans
-        mine = spans[events.rank[spans] == rank]
+        events = self._events
+        mine = np.flatnonzero((events.rank == rank) & (events.kind == SPAN))
         done = np.where(events.done_ns[mine] == NONE, end_ns, events.done_ns[mine])
         overlap = np.minimum(done, end_ns) - np.maximum(events.post_ns[mine], start_ns)
         # Spans nest: among those that cover about as much, the latest one is the innermost.
-        if len(mine) and 2 * int(overlap.max()) > end_ns - start_ns:
+        if 2 * overlap.max(initial=0) > end_ns - start_ns:
             wide = mine[overlap >= 0.9 * overlap.max()]
-            return f"still {self._span_text(int(wide[np.argmax(events.post_ns[wide])]))}"
+            return f"still {self._span_text(wide[np.argmax(events.post_ns[wide])])}"
         return ""
 
-    @cached_property
-    def _spans(self) -> Ints:
-        return np.flatnonzero(self._events.kind == SPAN)
-
-    @cached_property
-    def _speaks(self) -> Ints:
-        kind = self._events.kind
-        speaks: Ints = (kind == SEND) | (kind == RECV) | (kind == COLLECTIVE)
-        return speaks
-
     def _span_text(self, event: int) -> str:
-        events = self._events
-        label, stage, microbatch = (
-            int(events.label[event]),
-            int(events.stage[event]),
-            int(events.microbatch[event]),
-        )
-        name = span_text(events.tables.labels[label]) if label != NONE else "a span"
-        about = [
-            f"stage {stage}" if stage != NONE else "",
-            f"microbatch {microbatch}" if microbatch != NONE else "",
-        ]
-        words = ", ".join(filter(None, about))
+        one = event_at(self._events, event)
+        name = "a span" if one.label is None else span_text(one.label)
+        words = part_text(one)
         if name == "compute":
             return f"computing {words}".rstrip()
         return f'in "{name}"' + (f" ({words})" if words else "")
 
     def _blocked_until(self, rank: int) -> tuple[Ints, Ints]:
-        """Returns ascending times, and the rank's blocked time until each of these times.
+        """Returns ascending times from 0, and the rank's blocked time until each of these times.
 
         Overlapping times count once.
         """
@@ -452,18 +420,13 @@ class Activity:
             over = (events.wait_ns != NONE) & (events.done_ns != NONE)
             # a wait that reached its own limit is not caused by another rank
             over &= events.status != ERROR
-            mine = np.flatnonzero((events.rank == rank) & self._speaks & over)
+            mine = np.flatnonzero((events.rank == rank) & (events.kind <= COLLECTIVE) & over)
             mine = mine[np.argsort(events.wait_ns[mine], kind="stable")]
-            end = (
-                np.maximum.accumulate(np.maximum(events.done_ns[mine], events.wait_ns[mine]))
-                if len(mine)
-                else mine
-            )
-            start = np.maximum(
-                events.wait_ns[mine], np.concatenate([end[:0], [0], end[:-1]])[: len(mine)]
-            )
-            start = np.minimum(start, end)
+            wait, done = events.wait_ns[mine], events.done_ns[mine]
+            end = np.maximum.accumulate(np.maximum(done, wait))
+            start = np.minimum(np.maximum(wait, np.append(0, end)[:-1]), end)
             total = np.cumsum(end - start)
-            times = np.stack([start, end], axis=1).ravel()
-            self._ends[rank] = times, np.stack([total - (end - start), total], axis=1).ravel()
+            times = np.append(0, np.stack([start, end], axis=1))
+            until = np.append(0, np.stack([total - (end - start), total], axis=1))
+            self._ends[rank] = times, until
         return self._ends[rank]

@@ -13,7 +13,9 @@ does not count, because the program may catch the error and try again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,7 +24,7 @@ from ringsim.diagnose.snapshot import (
     BLOCKING,
     Snapshot,
     SnapshotBuilder,
-    number_channels,
+    is_on_nccl,
     operation_of,
 )
 from ringsim.diagnose.verdict import SAME_GROUPS, acts_text
@@ -42,7 +44,15 @@ from ringsim.traces.events import (
     read_notice,
 )
 from ringsim.traces.findings import Finding, Operation, lines_text, payload_text
-from ringsim.traces.matching import CollectiveCalls, match, number_places, number_rows, refused
+from ringsim.traces.matching import (
+    CollectiveCalls,
+    count_alike,
+    match,
+    number_channels,
+    number_places,
+    number_rows,
+    refused,
+)
 from ringsim.traces.units import count
 
 if TYPE_CHECKING:
@@ -57,6 +67,10 @@ _UNEVEN = [
 ]
 _SAME_CALLS = (
     "Call the same collectives in the same order, with the same arguments, on all ranks of a group."
+)
+_OWN_TAGS = (
+    "Give each thread its own tag or group. Otherwise, the order of their messages is left to "
+    "chance."
 )
 _OWN_MISTAKES = ("invalid_argument", "buffer_hazard")  # of a single rank
 _SEVERITY = ("size", "dtype", "reduction", "shape")
@@ -125,7 +139,8 @@ def find_new_mismatches(
 def _settled_pairs(events: Events, settled: Ints) -> tuple[Ints, Ints]:
     """Returns the pairs of sends and recvs, up to the first unsettled operation of a channel."""
     messages = np.flatnonzero((events.kind <= RECV) & (events.peer >= 0))
-    sure = messages[_first_marked(settled[messages], number_channels(events, messages))]
+    sides = number_rows(events.kind[messages], number_channels(events, messages))
+    sure = messages[_first_marked(settled[messages], sides)]
     pairs = match(events.select(sure))
     return sure[pairs.send], sure[pairs.recv]
 
@@ -139,8 +154,7 @@ def _first_marked(marked: Ints, key: Ints) -> Ints:
     place = number_places(key)
     first = np.full(int(key.max(initial=-1)) + 1, len(key), dtype=np.int64)
     np.minimum.at(first, key[~marked], place[~marked])
-    mask: Ints = place < first[key]
-    return mask
+    return place < first[key]
 
 
 def _mark_done(
@@ -154,14 +168,13 @@ def _mark_done(
         _first_marked((done[send] & done[recv])[order], number_channels(events, send[order]))
     ]
     mask[send[gone]] = mask[recv[gone]] = True
-    if len(calls.event):
-        here = np.array(
-            [len(set(group.ranks) - elsewhere) for group in events.tables.groups], dtype=np.int64
-        )
-        finished = (np.bincount(calls.call, ~done[calls.event]) == 0) & (
-            np.bincount(calls.call) >= here[events.group[calls.last]]
-        )
-        mask[calls.event] = _first_marked(finished[calls.call], _member_of(events, calls))
+    here = np.array(
+        [len(set(group.ranks) - elsewhere) for group in events.tables.groups], dtype=np.int64
+    )
+    finished = (np.bincount(calls.call, ~done[calls.event]) == 0) & (
+        np.bincount(calls.call) >= here[events.group[calls.last]]
+    )
+    mask[calls.event] = _first_marked(finished[calls.call], _member_of(events, calls))
     return mask
 
 
@@ -209,8 +222,7 @@ def is_recorded_whole(trace: Trace) -> Ints:
         for number, group in enumerate(events.tables.groups)
         if isinstance(names, list) and group.name in names
     ]
-    mask: Ints = ~np.isin(events.group, partly)
-    return mask
+    return ~np.isin(events.group, partly)
 
 
 def _message_findings(events: Events, send: Ints, recv: Ints) -> tuple[Finding, ...]:
@@ -220,46 +232,30 @@ def _message_findings(events: Events, send: Ints, recv: Ints) -> tuple[Finding, 
     send, recv = send[differ], recv[differ]
     if len(send) == 0:
         return ()
-    columns = [
-        column[side]
-        for column in (events.rank, events.payload, events.file, events.line)
-        for side in (send, recv)
-    ]
-    payloads = events.tables.payloads
+    columns = events.rank, events.payload, events.file, events.line
     found = []
-    for index, times in _count_alike(columns):
+    for index, times in count_alike(*(column[side] for column in columns for side in (send, recv))):
         sides = int(send[index]), int(recv[index])
-        what = disagreement(*(payloads[events.payload[side]] for side in sides))
+        what = disagreement(*(events.tables.payloads[events.payload[side]] for side in sides))
         if what:
-            mine, theirs = (operation_of(events, side) for side in sides)
-            finding = _message_finding(mine, theirs, what, times)
+            mine, theirs = both = tuple(operation_of(events, side) for side in sides)
+            message = (
+                f"rank {mine.rank} sends {payload_text(mine)}, but rank {theirs.rank} receives "
+                f"{payload_text(theirs)}: the {what} differs{_times_text(times)}.{acts_text(both)}"
+            )
+            hint = (
+                f"Receive into {payload_text(mine)} on rank {theirs.rank}, or send "
+                f"{payload_text(theirs)}.{_EFFECTS.get(what, '')}"
+            )
+            ranks = tuple(sorted((mine.rank, theirs.rank)))
+            finding = Finding("message_mismatch", ranks, both, message, hint)
             found.append((_SEVERITY.index(what), index, finding))
     return _worst(found)
 
 
-def _count_alike(columns: Sequence[Ints]) -> Iterator[tuple[int, int]]:
-    """Yields the first index and the size of each group of equal rows."""
-    _, first, times = np.unique(np.stack(columns), axis=1, return_index=True, return_counts=True)
-    yield from zip(first.tolist(), times.tolist(), strict=True)
-
-
 def _worst(found: Iterable[tuple[Any, Any, Finding]]) -> tuple[Finding, ...]:
     """Returns at most ``MOST_FINDINGS`` findings, sorted by their keys."""
-    return tuple(one[-1] for one in sorted(found, key=lambda one: one[:2])[:MOST_FINDINGS])
-
-
-def _message_finding(send: Operation, recv: Operation, what: str, times: int) -> Finding:
-    message = (
-        f"rank {send.rank} sends {payload_text(send)}, but rank {recv.rank} receives "
-        f"{payload_text(recv)}: the {what} differs{_times_text(times)}.{acts_text((send, recv))}"
-    )
-    hint = (
-        f"Receive into {payload_text(send)} on rank {recv.rank}, or send "
-        f"{payload_text(recv)}.{_EFFECTS.get(what, '')}"
-    )
-    return Finding(
-        "message_mismatch", tuple(sorted((send.rank, recv.rank))), (send, recv), message, hint
-    )
+    return tuple(one for _, _, one in sorted(found, key=itemgetter(0, 1))[:MOST_FINDINGS])
 
 
 def _times_text(times: int) -> str:
@@ -288,8 +284,7 @@ def find_collective_mismatches(events: Events) -> tuple[Finding, ...]:
           rank 1 calls all_reduce (world)
           Hint: Call the same collectives in the same order, with the same arguments, on all ranks of a group.
     """  # noqa: E501
-    calls = CollectiveCalls.of(events)
-    return _call_findings(events, calls, np.ones(len(calls.event), dtype=bool))
+    return _call_findings(events, CollectiveCalls.of(events), slice(None))
 
 
 class _WrongCall(NamedTuple):
@@ -304,7 +299,7 @@ class _WrongCall(NamedTuple):
 def _call_findings(
     events: Events,
     calls: CollectiveCalls,
-    compared: Ints,
+    compared: Ints | slice,
     count_before: Callable[[Events, int], int] = lambda _events, _event: 0,
 ) -> tuple[Finding, ...]:
     """Returns a finding for each group's first call on which members disagree.
@@ -313,40 +308,31 @@ def _call_findings(
     group that precede ``events``.
     """
     event, call, place = (column[compared] for column in (calls.event, calls.call, calls.place))
-    if len(event) == 0:
-        return ()
     first = np.zeros(len(calls.last), dtype=np.int64)
     first[call[::-1]] = event[::-1]
     mine = first[call]
-    # Few combinations occur, and most of them are equal.
     columns = (events.op, events.payload, events.peer)
     sides = np.stack([column[side] for column in columns for side in (mine, event)])
-    number = number_rows(*sides)
-    example = np.zeros(int(number.max()) + 1, dtype=np.int64)
-    example[number] = np.arange(len(number))
-    said = [_call_difference(events, *column) for column in sides[:, example].T.tolist()]
+    # Most calls are equal, and few combinations occur among the others.
+    unlike = np.flatnonzero((sides[::2] != sides[1::2]).any(axis=0))
+    kinds, number = np.unique(sides[:, unlike], axis=1, return_inverse=True)
+    said = [_call_difference(events, *column) for column in kinds.T.tolist()]
     wrong: dict[int, _WrongCall] = {}  # by call
-    for index in np.flatnonzero(np.array([bool(what) for what in said])[number]).tolist():
-        what = said[number[index]]
-        differs = f"the {what} differ{'' if what == 'members' else 's'}"
-        known = _WrongCall(int(place[index]), [int(mine[index])], differs, what == "root")
-        wrong.setdefault(int(call[index]), known).events.append(int(event[index]))
+    for index, kind in zip(unlike.tolist(), number.tolist(), strict=True):
+        if what := said[kind]:
+            differs = f"the {what} differ{'' if what == 'members' else 's'}"
+            known = _WrongCall(int(place[index]), [int(mine[index])], differs, what == "root")
+            wrong.setdefault(int(call[index]), known).events.append(int(event[index]))
     for index, both, differs in _find_unfit_splits(events, event, call):
         found = _WrongCall(int(place[index]), event[both].tolist(), differs)
         wrong.setdefault(int(call[index]), found)
-    earliest: dict[int, _WrongCall] = {}  # by group
+    by_group = defaultdict[int, list[_WrongCall]](list)
     for one in wrong.values():
-        group = int(events.group[one.events[0]])
-        if one.place < earliest.get(group, one._replace(place=len(events))).place:
-            earliest[group] = one
+        by_group[events.group[one.events[0]]].append(one)
+    earliest = (min(its, key=lambda one: one.place) for its in by_group.values())
     return tuple(
-        _call_finding(
-            tuple(operation_of(events, each) for each in one.events),
-            one.place + count_before(events, one.events[0]),
-            one.differs,
-            roots=one.roots,
-        )
-        for one in earliest.values()
+        _call_finding(events, one, one.place + count_before(events, one.events[0]))
+        for one in earliest
     )
 
 
@@ -361,25 +347,21 @@ def _find_unfit_splits(
     order = uneven[np.argsort(call[uneven], kind="stable")]
     for its in np.split(order, np.flatnonzero(np.diff(call[order])) + 1) if len(order) else ():
         members = events.tables.groups[events.group[event[its[0]]]].ranks
-        known: dict[int, tuple[int, int, tuple[tuple[int, ...], ...]]] = {}
-        for index, payload, rank in zip(
-            its.tolist(),
-            events.payload[event[its]].tolist(),
-            events.rank[event[its]].tolist(),
-            strict=True,
-        ):
+        known = []
+        columns = its, events.payload[event[its]], events.rank[event[its]]
+        for index, payload, rank in np.stack(columns, axis=1).tolist():
             splits = events.tables.payloads[payload].splits if payload != NONE else ()
             if rank in members and [len(side) for side in splits] == [len(members)] * 2:
-                known[rank] = index, members.index(rank), splits
-        for (one, (mine, place, gives)), (other, (theirs, target, takes)) in itertools.permutations(
-            known.items(), 2
-        ):
-            if gives[0][target] != takes[1][place]:
+                known.append((index, rank, members.index(rank), *splits))
+        for mine, theirs in itertools.permutations(known, 2):
+            index, rank, place, gives, _ = mine
+            other_index, other, target, _, takes = theirs
+            if gives[target] != takes[place]:
                 what = (
-                    f"rank {one} sends {count(gives[0][target], 'byte')} to rank {other}, but rank "
-                    f"{other} expects {takes[1][place]:,}"
+                    f"rank {rank} sends {count(gives[target], 'byte')} to rank {other}, but rank "
+                    f"{other} expects {takes[place]:,}"
                 )
-                yield int(its[0]), [mine, theirs], what
+                yield int(its[0]), [index, other_index], what
                 break
 
 
@@ -402,29 +384,23 @@ def _call_difference(
     mine, theirs = events.tables.payloads[payload], events.tables.payloads[other_payload]
     if op == _NEW_GROUP:
         return "members" if mine.shape != theirs.shape else ""
-    if OP_NAMES[op] in COLLECTIVES and COLLECTIVES[OP_NAMES[op]].uneven:
-        return (
-            "dtype"
-            if mine.dtype != theirs.dtype and min(mine.size_bytes, theirs.size_bytes) > 0
-            else ""
-        )
+    if op in _UNEVEN:
+        empty = min(mine.size_bytes, theirs.size_bytes) <= 0
+        return "" if mine.dtype == theirs.dtype or empty else "dtype"
     what = disagreement(mine, theirs)
     if what == "shape" and op != other_op:  # variants accept the same elements in different shapes
         return ""
     return what or ("order of elements in memory" if mine.strides != theirs.strides else "")
 
 
-def _call_finding(
-    operations: tuple[Operation, ...], place: int, differs: str, *, roots: bool = False
-) -> Finding:
-    """Returns the finding for a call, given a description of the difference."""
-    calls = [
-        f"rank {one.rank} calls {one}{f' with root {one.peer}' if roots else ''}"
-        for one in operations
-    ]
+def _call_finding(events: Events, wrong: _WrongCall, place: int) -> Finding:
+    """Returns the finding for a call, given its position since the group was created."""
+    operations = tuple(operation_of(events, event) for event in wrong.events)
+    root = " with root {}" if wrong.roots else ""
+    calls = [f"rank {one.rank} calls {one}{root.format(one.peer)}" for one in operations]
     message = (
-        f"the ranks disagree on collective {place + 1} of group {operations[0].group}: {differs}."
-        f"{lines_text(calls)}"
+        f"the ranks disagree on collective {place + 1} of group {operations[0].group}: "
+        f"{wrong.differs}.{lines_text(calls)}"
     )
     kind, hint = "collective_mismatch", _SAME_CALLS
     if operations[0].op == "new_group":
@@ -449,9 +425,7 @@ def find_notices(events: Events) -> tuple[Finding, ...]:
         if said[0] == THREAD_FAILED:
             continue
         finders, ranks, operations = told.setdefault(said, (set(), set(), []))
-        about = _refused_before(events, event)
-        shown = [] if about is None else [about, *_others_in(events, about)]
-        mine = [operation_of(events, one) for one in shown]
+        mine = [operation_of(events, one) for one in _list_concerned(events, event)]
         finders.add(int(events.rank[event]))
         ranks |= {int(events.rank[event]), *(one.rank for one in mine)}
         if said[0] != "buffer_hazard":  # it concerns only the rank's own memory
@@ -469,49 +443,47 @@ def find_notices(events: Events) -> tuple[Finding, ...]:
 
 def find_failed_threads(events: Events) -> dict[int, str]:
     """Returns the error of each rank's first failed thread, by rank."""
-    failed = [
-        (event, text) for event, (kind, text) in _list_notices(events) if kind == THREAD_FAILED
-    ]
-    return {int(events.rank[event]): text for event, text in reversed(failed)}
+    return {
+        int(events.rank[event]): text
+        for event, (kind, text) in reversed([*_list_notices(events)])
+        if kind == THREAD_FAILED
+    }
 
 
 def _list_notices(events: Events) -> Iterator[tuple[int, tuple[str, str]]]:
     """Yields the marks that are notices, each with the notice's kind and message."""
-    labels = {
-        number: said
-        for number, label in enumerate(events.tables.labels)
-        if (said := read_notice(label)) is not None
-    }
-    marks = np.flatnonzero((events.op == _MARK) & np.isin(events.label, list(labels)))
-    yield from ((event, labels[int(events.label[event])]) for event in marks.tolist())
+    notices = [*map(read_notice, events.tables.labels)]
+    for event in np.flatnonzero((events.op == _MARK) & (events.label != NONE)).tolist():
+        if (said := notices[events.label[event]]) is not None:
+            yield event, said
 
 
-def _refused_before(events: Events, mark: int) -> int | None:
-    """Returns the operation that a notice is about, or None if unknown.
+def _list_concerned(events: Events, mark: int) -> list[int]:
+    """Returns the operation that a notice is about, if known, and those that correspond to it.
 
     This is the rank's latest operation, if it was refused on the mark's line.
     """
     before = np.flatnonzero(
         (events.rank[:mark] == events.rank[mark]) & (events.kind[:mark] <= COLLECTIVE)
     )[-1:]
-    about = before[refused(events)[before] & (events.line[before] == events.line[mark])]
-    return int(about[0]) if len(about) else None
+    about = before[refused(events)[before] & (events.line[before] == events.line[mark])].tolist()
+    return [*about, *(other for one in about for other in _others_in(events, one))]
 
 
-def _others_in(events: Events, event: int) -> tuple[int, ...]:
+def _others_in(events: Events, event: int) -> list[int]:
     """Returns the calls of other ranks that correspond to a refused collective."""
     if events.kind[event] != COLLECTIVE:
-        return ()
+        return []
     group = np.flatnonzero((events.kind == COLLECTIVE) & (events.group == events.group[event]))
     counted, rank = ~refused(events)[group], events.rank[group]
     place = np.count_nonzero(counted & (rank == events.rank[event]) & (group < event))
     found = []
-    for other in np.unique(rank[rank != events.rank[event]]).tolist():
+    for other in np.setdiff1d(rank, events.rank[event]):
         its = rank == other
         # each may itself have been refused, if both ranks found the difference
         before = np.cumsum(counted[its]) - counted[its]
         found += group[its][before == place][:1].tolist()
-    return tuple(found)
+    return found
 
 
 def find_leaks(trace: Trace) -> tuple[Finding, ...]:
@@ -541,17 +513,14 @@ def find_leaks(trace: Trace) -> tuple[Finding, ...]:
     events = trace.events
     kind = events.kind
     left = (kind <= COLLECTIVE) & (events.status == IN_FLIGHT)
-    if trace.metadata.get("backend") == "nccl":  # the GPU, not a thread, waited for the others
+    if is_on_nccl(trace):  # the GPU, not a thread, waited for the others
         left &= events.wait_ns == NONE
     open_ops = np.flatnonzero(left)
     met = np.zeros(len(events), dtype=bool)
     met[trace.messages.send] = met[trace.messages.recv] = True
-    found = []
-    if len(open_ops) == 0:
-        return ()
     about = (events.rank, events.op, events.file, events.line, met, events.wait_ns != NONE)
-    columns = [column[open_ops] for column in about]
-    for index, number in _count_alike(columns):
+    found = []
+    for index, number in count_alike(*(column[open_ops] for column in about)):
         event = int(open_ops[index])
         operation = operation_of(events, event)
         hint = (
@@ -593,22 +562,14 @@ def find_missing(events: Events) -> tuple[Finding, ...]:
     waits = (events.status[calls.event] == IN_FLIGHT) & (events.wait_ns[calls.event] == NONE)
     findings = []
     for call in np.unique(calls.call[waits & ~calls.complete[calls.call]])[:MOST_FINDINGS].tolist():
-        inside = calls.event[calls.call == call]
-        first = operation_of(events, int(inside[0]))
-        there = sorted(set(events.rank[inside].tolist()))
-        missing = [
-            rank
-            for rank in events.tables.groups[events.group[inside[0]]].ranks
-            if rank not in there
-        ]
-        if not missing:
-            continue
-        operations = tuple(operation_of(events, event) for event in inside.tolist())
+        operations = tuple(operation_of(events, event) for event in calls.events_of(call))
+        first, there = operations[0], [one.rank for one in operations]
+        members = events.tables.groups[events.group[calls.last[call]]].ranks
+        missing = [rank for rank in members if rank not in there]
         message = f"{name_ranks(missing)} never took part in {first.op}.{acts_text(operations)}"
         hint = f"Call {first.op} on every member of group {first.group}."
-        findings.append(
-            Finding("missing_participant", (*sorted(missing), *there), operations, message, hint)
-        )
+        ranks = (*sorted(missing), *there)
+        findings.append(Finding("missing_participant", ranks, operations, message, hint))
     return tuple(findings)
 
 
@@ -617,25 +578,23 @@ def find_order_mismatches(snapshot: Snapshot) -> tuple[Finding, ...]:
 
     The ranks created their groups in different orders.
     """
-    by_name: dict[tuple[str, int], dict[tuple[int, ...], list[Operation]]] = {}
-    for view in snapshot.ranks:
-        for one in view.posted:
-            if one.group.name:
-                members = by_name.setdefault((one.group.name, one.group.world), {})
-                members.setdefault(one.group.ranks, []).append(one.operation)
+    by_name: dict[tuple[str, int], dict[tuple[int, ...], list[Operation]]]
+    by_name = defaultdict(lambda: defaultdict(list))
+    for one in itertools.chain(*(view.posted for view in snapshot.ranks)):
+        if one.group.name:
+            by_name[one.group.name, one.group.world][one.group.ranks].append(one.operation)
     findings = []
     for (name, _), members in by_name.items():
         if len(members) > 1:
-            operations = tuple(some[0] for some in members.values())
+            first = tuple(some[0] for some in members.values())
+            users = [sorted({one.rank for one in some}) for some in members.values()]
             made = [
-                f"{list(ranks)} on {name_ranks(sorted({one.rank for one in some}))}"
-                for ranks, some in members.items()
+                f"{list(ranks)} on {name_ranks(using)}"
+                for ranks, using in zip(members, users, strict=True)
             ]
-            ranks = tuple(sorted({one.rank for some in members.values() for one in some}))
+            ranks = tuple(sorted({*itertools.chain(*users)}))
             message = f"group {name} has different members on different ranks.{lines_text(made)}"
-            findings.append(
-                Finding("group_order_mismatch", ranks, operations, message, SAME_GROUPS)
-            )
+            findings.append(Finding("group_order_mismatch", ranks, first, message, SAME_GROUPS))
     return tuple(findings)
 
 
@@ -676,31 +635,19 @@ def find_races(trace: Trace) -> tuple[Finding, ...]:
     send, recv = trace.messages.send, trace.messages.recv
     # the other side may then let a thread continue
     end[send] = end[recv] = np.minimum(end[send], end[recv])
-    channel = number_channels(events, some)
+    channel = number_rows(events.kind[some], number_channels(events, some))
     order = np.lexsort((events.post_ns[some], channel))
     channel, earlier, later = channel[order], some[order][:-1], some[order][1:]
     met = (channel[1:] == channel[:-1]) & (events.thread[earlier] != events.thread[later])
     met &= np.isin(events.op[earlier], _BLOCKING) & (events.post_ns[later] < end[earlier])
+    _, first = np.unique(channel[1:][met], return_index=True)
     findings = []
-    for index in np.flatnonzero(met)[np.unique(channel[1:][met], return_index=True)[1]][
-        :MOST_FINDINGS
-    ].tolist():
-        mine, theirs = (
-            operation_of(events, int(earlier[index])),
-            operation_of(events, int(later[index])),
-        )
+    for index in np.flatnonzero(met)[first[:MOST_FINDINGS]]:
+        both = operation_of(events, earlier[index]), operation_of(events, later[index])
+        rank = both[0].rank
         message = (
-            f"two threads of rank {mine.rank} use the same tag and peer at the same time."
-            f"{acts_text((mine, theirs))}"
+            f"two threads of rank {rank} use the same tag and peer at the same time."
+            f"{acts_text(both)}"
         )
-        findings.append(
-            Finding(
-                "race",
-                (mine.rank,),
-                (mine, theirs),
-                message,
-                "Give each thread its own tag or group. Otherwise, the order of their messages is "
-                "left to chance.",
-            )
-        )
+        findings.append(Finding("race", (rank,), both, message, _OWN_TAGS))
     return tuple(findings)

@@ -59,7 +59,7 @@ def _find_parting(finding: Finding, events: Events) -> str:
         place = _first_difference(events, calls)
         if place is None:
             continue
-        there = [operation_of(events, int(one[place])) for one in calls if len(one) > place]
+        there = [operation_of(events, one[place]) for one in calls if len(one) > place]
         # otherwise, the finding already lists these places
         if any(named.get(one.rank, one.place) != one.place for one in there):
             differs = f"their lines first differ in collective {place + 1} of group {name}"

@@ -18,10 +18,11 @@ message is in flight, so a rank that still waits did not get it.
 
 from __future__ import annotations
 
-import itertools
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -35,11 +36,9 @@ from ringsim.traces.events import (
     OK,
     OP_CODES,
     OP_KINDS,
-    OP_NAMES,
     RECORD,
     RECV,
     SEND,
-    STATUS_NAMES,
     WORLD_LABELS,
     Events,
     Group,
@@ -49,7 +48,18 @@ from ringsim.traces.events import (
     make_events,
 )
 from ringsim.traces.findings import EXIT_CODE, IN_VAIN, LEFT_BLOCK, LOST, End, Operation
-from ringsim.traces.matching import CollectiveCalls, number_places, number_rows, refused
+from ringsim.traces.items import as_operation, event_at
+from ringsim.traces.matching import (
+    CollectiveCalls,
+    count_alike,
+    number_channels,
+    number_places,
+    number_rows,
+    refused,
+)
+
+if TYPE_CHECKING:
+    from ringsim.traces.value import Trace
 
 STATES = ("running", "blocked", "exited", "failed", "killed", "stopped", "unknown")
 GONE = frozenset({"exited", "failed", "killed"})  # will post no more operations
@@ -68,7 +78,7 @@ _OLD_WORDS = {
     "is lost: ": LOST,
     "and waited in vain on its way out": IN_VAIN,
 }
-_ABLE = ("unknown", "running")  # states in a finished trace that the events refine
+ABLE = ("unknown", "running")  # states in a finished trace that the events refine
 
 
 @dataclass(frozen=True)
@@ -223,7 +233,6 @@ class RankRecords:
         self.records: Ints = np.zeros(0, dtype=RECORD)
         self.latest = self.records  # the last operation, even if it is no longer kept
         self.written = 0
-        self.groups = 0  # number of its known groups
         self._last: dict[int, int] = {}  # by thread, the slot of its latest record
         # as of the previous batch: earlier slots have been read since
         self._followed: dict[int, int] = {}
@@ -237,10 +246,7 @@ class RankRecords:
         self.records[place[known]] = records[known]
         slots, records = slots[~known], records[~known]
         self.written += len(slots)
-        for thread in np.unique(records["thread"]).tolist():
-            self._last[thread] = max(
-                self._last.get(thread, NONE), int(slots[records["thread"] == thread].max())
-            )
+        self._last |= dict(zip(records["thread"].tolist(), slots.tolist(), strict=True))
         operation = OP_KINDS[records["op"]] <= self._last_kind
         if operation.any():
             self.latest = records[operation][-1:].copy()
@@ -256,11 +262,8 @@ class RankRecords:
     def awaited(self) -> Ints:
         """Marks the operations in which the rank is blocked."""
         records = self.records
-        mask: Ints = (
-            (records["status"] == IN_FLIGHT)
-            & (records["wait_ns"] != NONE)
-            & (records["done_ns"] == NONE)
-        )
+        mask: Ints = (records["status"] == IN_FLIGHT) & (records["done_ns"] == NONE)
+        mask &= records["wait_ns"] != NONE
         return mask
 
     @property
@@ -295,7 +298,7 @@ class SnapshotBuilder:
         self._ranks = [RankRecords() for _ in range(world_size)]
         self._numbers: dict[str, dict[Any, int]] = {"group": {}, "payload": {}, "file": {}}
         # pairs dropped by (group, source, destination, tag), calls by (group,)
-        self._dropped: dict[tuple[int, ...], int] = {}
+        self._dropped = Counter[tuple[int, ...]]()
 
     def add(
         self,
@@ -317,16 +320,12 @@ class SnapshotBuilder:
         records = records.copy()
         for table, merged in self._numbers.items():
             records[table] = _renumber(records[table], names[table], merged)
-        its = self._ranks[rank]
-        for number, group in itertools.islice(names["group"].items(), its.groups, None):
+        for number, group in names["group"].items():
             if number not in fresh:
                 self.used_before.add(self.number_group(group))
-        its.groups = len(names["group"])
-        from_any = records["group"][
-            (records["peer"] == ANY_SOURCE) & (OP_KINDS[records["op"]] == RECV)
-        ]
-        self.from_any |= {(group, rank) for group in np.unique(from_any).tolist()}
-        its.add(slots, records)
+        from_any = (records["peer"] == ANY_SOURCE) & (OP_KINDS[records["op"]] == RECV)
+        self.from_any |= {(group, rank) for group in records["group"][from_any].tolist()}
+        self._ranks[rank].add(slots, records)
 
     def number_group(self, group: Group) -> int:
         """Returns a group's number in the events."""
@@ -361,11 +360,9 @@ class SnapshotBuilder:
 
     def _as_events(self, by_rank: list[Ints], **more: Ints) -> Events:
         records = np.concatenate(by_rank)
-        columns = {
-            name: records[name] for name in RECORD.names or () if name not in ("thread", "label")
-        } | more
+        columns: dict[str, Any] = {name: records[name] for name in RECORD.names or ()} | more
         columns["rank"] = np.repeat(np.arange(len(by_rank)), [len(its) for its in by_rank])
-        columns["thread"] = number_rows(records["thread"])
+        columns |= {"thread": number_rows(records["thread"]), "label": NONE}
         groups: dict[Group, int] = self._numbers["group"]
         payloads: dict[Payload, int] = self._numbers["payload"]
         return make_events(
@@ -390,7 +387,6 @@ class SnapshotBuilder:
             rank: End("blocked" if state == "running" and its.any() else state)
             for rank, (state, its) in enumerate(zip(states, awaited, strict=True))
         }
-        last = _last_of_gone(self._as_events([its.latest for its in self._ranks]), ends)
         return _make_snapshot(
             events,
             ends,
@@ -398,7 +394,7 @@ class SnapshotBuilder:
             np.concatenate(awaited),
             at_ns,
             self._dropped,
-            last,
+            latest=self._as_events([its.latest for its in self._ranks]),
         )
 
     def count_dropped(self, events: Events, event: int) -> int:
@@ -406,7 +402,7 @@ class SnapshotBuilder:
 
         The dropped operations precede all kept operations.
         """
-        return self._dropped.get(_channel_key(events, event), 0)
+        return self._dropped[_channel_key(events, event)]
 
     def drop(self, events: Events, calls: CollectiveCalls, done: Ints) -> None:
         """Drops operations that are no longer needed, and counts them.
@@ -421,18 +417,15 @@ class SnapshotBuilder:
         leaving = np.concatenate(
             [np.flatnonzero(done & (events.kind == SEND)), calls.last[done[calls.last]]]
         )
-        for event, number in zip(*_count_rows(events, leaving), strict=True):
-            key = _channel_key(events, event)
-            self._dropped[key] = self._dropped.get(key, 0) + number
-        start = 0
-        for its in self._ranks:
-            leaves = done[start : start + len(its.slots)].copy()
-            start += len(its.slots)
-            turned_down = np.flatnonzero(
-                (its.records["status"] == ERROR) & (its.records["wait_ns"] == NONE)
-            )
-            leaves[turned_down[:-MOST_REFUSED]] = True
-            its.keep(~leaves)
+        channel = number_channels(events, leaving)
+        for first, number in count_alike(events.kind[leaving], channel):
+            self._dropped[_channel_key(events, leaving[first])] += number
+        turned_down = refused(events)
+        many = _count_later(events.rank, turned_down) >= MOST_REFUSED
+        kept = ~(done | (turned_down & many))
+        ends = np.cumsum([len(its.slots) for its in self._ranks])
+        for its, mine in zip(self._ranks, np.split(kept, ends[:-1]), strict=True):
+            its.keep(mine)
 
 
 def snapshot_of_events(
@@ -474,38 +467,30 @@ def snapshot_of_events(
         rank: End(*end) for rank, end in (ends or {}).items()
     }
     known |= _without_groups(events, known)
-    recorded_ns = max(
-        events.post_ns.max(initial=0), events.wait_ns.max(initial=0), events.done_ns.max(initial=0)
-    )
     speaks = events.kind <= COLLECTIVE
-    thread = events.rank.astype(np.int64) * (int(events.thread.max(initial=0)) + 1) + events.thread
+    thread = number_rows(events.rank, events.thread)
     open_ops = speaks & ((events.status == IN_FLIGHT) | _broken_waits(events, speaks, thread))
     awaited = open_ops & (events.wait_ns != NONE)
     # one of its communicating threads does not wait
-    awake = np.unique(events.rank[speaks & ~np.isin(thread, thread[awaited])])
+    awake = events.rank[speaks & ~np.isin(thread, thread[awaited])]
     for rank in np.setdiff1d(events.rank[awaited], awake).tolist():
-        if rank in known and known[rank].state in _ABLE:
+        if known[rank].state in ABLE:
             known[rank] = End("blocked")
     return _make_snapshot(
         events,
         known,
         open_ops,
         awaited,
-        max(int(recorded_ns), end_ns or 0),
-        {},
-        _last_of_gone(events, known),
+        max(find_last_ns(events), end_ns or 0),
+        Counter(),
+        latest=events,
     )
 
 
-def _last_of_gone(events: Events, ends: Mapping[int, End]) -> dict[int, Operation]:
-    """Returns the last operation of each rank that is gone."""
-    spoken = np.flatnonzero(events.kind <= COLLECTIVE)
-    last = spoken[np.append(np.diff(events.rank[spoken]) != 0, True)[: len(spoken)]].tolist()
-    return {
-        int(events.rank[event]): operation_of(events, event)
-        for event in last
-        if ends.get(int(events.rank[event]), _UNKNOWN).state in GONE
-    }
+def find_last_ns(events: Events) -> int:
+    """Returns the last recorded time."""
+    columns = events.post_ns, events.wait_ns, events.done_ns
+    return max(int(column.max(initial=0)) for column in columns)
 
 
 def _make_snapshot(
@@ -514,30 +499,32 @@ def _make_snapshot(
     open_ops: Ints,
     awaited: Ints,
     last_ns: int,
-    dropped: Mapping[tuple[int, ...], int],
-    last: Mapping[int, Operation],
+    dropped: Counter[tuple[int, ...]],
+    latest: Events,
 ) -> Snapshot:
     """Returns a snapshot of events, given masks of the open and the awaited events.
 
-    ``dropped`` counts the operations that are missing from the events.
+    ``dropped`` counts the operations that are missing from the events, and ``latest`` contains each
+    rank's last operation.
     """
     index, counterparts, contested = _count_channels(events)
-    kept = open_ops & (awaited | (counterparts <= index)) & (events.rank < len(ends))
+    kept = open_ops & (awaited | (counterparts <= index))
     calls = CollectiveCalls.of(events)
     index[calls.event] = calls.place
     posted: list[list[OpenOperation]] = [[] for _ in ends]
     idle = [0 for _ in ends]
-    # by call; one tuple for all ranks that wait in it
-    entered: dict[int, tuple[Operation, ...]] = {NONE: ()}
+
+    @cache  # one tuple for all ranks that wait in a call
+    def enter(call: int) -> tuple[Operation, ...]:
+        return tuple(operation_of(events, one) for one in calls.events_of(call))
+
     for event in np.flatnonzero(kept).tolist():
         rank = int(events.rank[event])
         idle[rank] += not awaited[event]
         if not awaited[event] and idle[rank] > MOST_POSTED:
             continue
-        call = calls.call_of(event) if events.kind[event] == COLLECTIVE else NONE
-        if call not in entered:
-            entered[call] = tuple(operation_of(events, one) for one in calls.events_of(call))
-        before = dropped.get(_channel_key(events, event), 0)
+        call = calls.call_of(event)
+        before = dropped[_channel_key(events, event)]
         posted[rank].append(
             OpenOperation(
                 operation_of(events, event, last_ns),
@@ -546,30 +533,27 @@ def _make_snapshot(
                 index=int(index[event]) + before,
                 counterparts=int(counterparts[event]) + (before if call == NONE else 0),
                 contested=int(contested[event]),
-                entered=entered[call],
+                entered=enter(call) if call != NONE else (),
                 thread=int(events.thread[event]),
             )
         )
     raised = np.flatnonzero(refused(events) & (events.kind <= RECV))
+    spoken = np.flatnonzero(latest.kind <= COLLECTIVE)
+    last = dict(zip(latest.rank[spoken].tolist(), spoken.tolist(), strict=True))
     ranks = []
     for rank, end in ends.items():
-        turned_down = []
-        for one in raised[events.rank[raised] == rank][-MOST_REFUSED:].tolist():
-            place = _place_of_refused(events, one) + dropped.get(_channel_key(events, one), 0)
-            turned_down.append(
-                OpenOperation(
-                    operation_of(events, one), _group(events, one), awaited=False, index=place
-                )
+        turned_down = tuple(
+            OpenOperation(
+                operation_of(events, one),
+                _group(events, one),
+                awaited=False,
+                index=int(index[one]) + dropped[_channel_key(events, one)],
             )
-        ranks.append(
-            RankSnapshot(
-                end.state,
-                tuple(posted[rank]),
-                end,
-                tuple(turned_down),
-                last.get(rank),
-            )
+            for one in raised[events.rank[raised] == rank][-MOST_REFUSED:].tolist()
         )
+        gone = end.state in GONE and rank in last
+        said = operation_of(latest, last[rank]) if gone else None
+        ranks.append(RankSnapshot(end.state, tuple(posted[rank]), end, turned_down, said))
     return Snapshot(tuple(ranks))
 
 
@@ -578,24 +562,11 @@ def operation_of(events: Events, event: int, last_ns: int | None = None) -> Oper
 
     With ``last_ns``, the end of the trace, unfinished operations get their waiting time.
     """
-    tables = events.tables
-    payload = tables.payloads[events.payload[event]] if events.payload[event] != NONE else None
-    wait_ns, done_ns = int(events.wait_ns[event]), int(events.done_ns[event])
-    until = done_ns if done_ns != NONE else last_ns
-    return Operation(
-        rank=int(events.rank[event]),
-        op=OP_NAMES[events.op[event]],
-        peer=int(events.peer[event]),
-        tag=int(events.tag[event]),
-        group=_group(events, event).name,
-        size_bytes=payload.size_bytes if payload else NONE,
-        dtype=payload.dtype if payload else "",
-        shape=payload.shape if payload else (),
-        file=tables.files[events.file[event]] if events.file[event] != NONE else "",
-        line=int(events.line[event]),
-        status=STATUS_NAMES[events.status[event]],
-        waited_s=max(until - wait_ns, 0) * 1e-9 if wait_ns != NONE and until is not None else 0.0,
-    )
+    one, waited_s = event_at(events, event), 0.0
+    ended_ns = one.done_ns if one.done_ns is not None else last_ns
+    if one.wait_ns is not None and ended_ns is not None:
+        waited_s = max(ended_ns - one.wait_ns, 0) * 1e-9
+    return as_operation(one, peer=int(events.peer[event]), waited_s=waited_s)
 
 
 def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, End]:
@@ -678,17 +649,23 @@ def until(events: Events, moment_ns: int) -> Events:
         >>> before.wait_ns.tolist(), before.done_ns.tolist(), before.status.tolist() == [IN_FLIGHT]
         ([2], [-1], True)
     """
-    latest_ns = np.maximum(np.maximum(events.post_ns, events.wait_ns), events.done_ns)
-    if not (latest_ns > moment_ns).any():
-        return events
     found = events.select(events.post_ns <= moment_ns)
-    open_still = found.done_ns > moment_ns
+    found = replace(found, wait_ns=np.where(found.wait_ns > moment_ns, NONE, found.wait_ns))
+    return _open_again(found, found.done_ns > moment_ns)
+
+
+def _open_again(events: Events, some: Ints) -> Events:
+    """Returns the events, of which those marked are still in flight."""
     return replace(
-        found,
-        wait_ns=np.where(found.wait_ns > moment_ns, NONE, found.wait_ns),
-        done_ns=np.where(open_still, NONE, found.done_ns),
-        status=np.where(open_still, IN_FLIGHT, found.status).astype(found.status.dtype),
+        events,
+        done_ns=np.where(some, NONE, events.done_ns),
+        status=np.where(some, IN_FLIGHT, events.status),
     )
+
+
+def is_on_nccl(trace: Trace) -> bool:
+    """Returns whether a run used NCCL, whose operations wait on GPUs instead of in the program."""
+    return trace.metadata.get("backend") == "nccl"
 
 
 def leave_out_queued(events: Events) -> Events:
@@ -734,42 +711,30 @@ def reopen(events: Events, metadata: Mapping[str, Any]) -> Events:
         return events
     ended = (events.status == ERROR) & (events.kind <= COLLECTIVE) & (events.done_ns > given_up_ns)
     ended &= (events.wait_ns != NONE) & (events.wait_ns <= given_up_ns)
-    if not ended.any():
-        return events
-    return replace(
-        events,
-        done_ns=np.where(ended, NONE, events.done_ns),
-        status=np.where(ended, IN_FLIGHT, events.status).astype(events.status.dtype),
-    )
+    return _open_again(events, ended)
 
 
 def _without_groups(events: Events, ends: Mapping[int, End]) -> dict[int, End]:
     """Returns the ends of the ranks that have destroyed their process groups for good."""
     labels = [number for number, name in enumerate(events.tables.labels) if name in WORLD_LABELS]
-    marks: list[int] = np.flatnonzero((events.op == _MARK) & np.isin(events.label, labels)).tolist()
+    marks = np.flatnonzero((events.op == _MARK) & np.isin(events.label, labels))
+    last = dict(zip(events.rank[marks].tolist(), marks.tolist(), strict=True))
     found = {}
-    # the last one of each rank
-    for rank, event in {int(events.rank[event]): event for event in marks}.items():
-        if (
-            events.tables.labels[events.label[event]] == DESTROYED
-            and ends.get(rank, _UNKNOWN).state in _ABLE
-        ):
-            place = operation_of(events, event).place
-            found[rank] = End(
-                "exited", f"has destroyed its process groups{f' at {place}' if place else ''}"
-            )
+    for rank, event in last.items():
+        one = event_at(events, event)
+        if one.label == DESTROYED and ends[rank].state in ABLE:
+            place = as_operation(one).place
+            about = f"has destroyed its process groups{f' at {place}' if place else ''}"
+            found[rank] = End("exited", about)
     return found
 
 
 def _broken_waits(events: Events, speaks: Ints, thread: Ints) -> Ints:
     """Marks operations whose wait raised an error, if their thread then stayed silent."""
+    latest = np.full(len(events), NONE, dtype=np.int64)
+    np.maximum.at(latest, thread[speaks], np.maximum(events.post_ns, events.wait_ns)[speaks])
     mask: Ints = speaks & (events.status == ERROR) & (events.wait_ns != NONE)
-    if mask.any():
-        some = np.flatnonzero(speaks)
-        _, place = np.unique(thread[some], return_inverse=True)
-        latest = np.full(len(some), NONE, dtype=np.int64)
-        np.maximum.at(latest, place, np.maximum(events.post_ns[some], events.wait_ns[some]))
-        mask[some] &= events.wait_ns[some] >= latest[place]
+    mask &= events.wait_ns >= latest[thread]
     return mask
 
 
@@ -781,18 +746,18 @@ def _count_channels(events: Events) -> tuple[Ints, Ints, Ints]:
     kind = events.kind
     index, counterparts, contested = np.zeros((3, len(events)), dtype=np.int64)
     sent = ~refused(events)
+    some = np.flatnonzero((kind <= RECV) & (events.peer >= 0))
+    side = number_rows(kind[some], number_channels(events, some))
+    # backwards, later means earlier
+    index[some] = _count_later(side[::-1], sent[some][::-1])[::-1]
     sends = np.flatnonzero((kind == SEND) & (events.peer >= 0) & sent)
     recvs = np.flatnonzero((kind == RECV) & (events.peer >= 0) & sent)
     from_any = np.flatnonzero(
         (kind == RECV) & (events.peer == ANY_SOURCE) & sent & (events.status == IN_FLIGHT)
     )
-    both = np.concatenate([sends, recvs])
-    source = np.concatenate([events.rank[sends], events.peer[recvs]])
-    target = np.concatenate([events.peer[sends], events.rank[recvs]])
-    channel = number_rows(events.group[both], source, target, events.tag[both])
+    channel = number_channels(events, np.concatenate([sends, recvs]))
     count = int(channel.max(initial=-1)) + 1
     of_send, of_recv = channel[: len(sends)], channel[len(sends) :]
-    index[sends], index[recvs] = number_places(of_send), number_places(of_recv)
     counterparts[sends] = np.bincount(of_recv, minlength=count)[of_send]
     counterparts[recvs] = np.bincount(of_send, minlength=count)[of_recv]
     # A later recv that is done was from any source, or no thread has waited for the earlier one.
@@ -804,62 +769,28 @@ def _count_channels(events: Events) -> tuple[Ints, Ints, Ints]:
     # if this is not positive, none of the recvs from this rank can match it
     over = counterparts[sends] - index[sends]
     left, over = sends[over <= spare[of_send]], over[over <= spare[of_send]]
-    earlier: dict[tuple[int, int, int], int] = {}
-    for event in from_any.tolist():
-        rank, group, tag = int(events.rank[event]), int(events.group[event]), int(events.tag[event])
-        fitting = (
-            (events.peer[left] == rank) & (events.group[left] == group) & (events.tag[left] == tag)
-        )
-        fits, before = left[fitting], earlier.get((rank, group, tag), 0)
+    target = np.where(kind == SEND, events.peer, events.rank)
+    inbox = number_rows(events.group, target, events.tag)
+    earlier = number_places(inbox[from_any])
+    for event, before in zip(from_any.tolist(), earlier.tolist(), strict=True):
+        fitting = inbox[left] == inbox[event]
+        fits = left[fitting]
         counterparts[event] = max(len(fits) - before, 0)
         contested[event] = counterparts[event] - max(int((over[fitting] <= 0).sum()) - before, 0)
         contested[fits] += np.maximum(index[fits] + 1 - counterparts[fits], 0)
         counterparts[fits] = np.maximum(counterparts[fits], index[fits] + 1)
-        beside = recvs[
-            (events.rank[recvs] == rank)
-            & (events.group[recvs] == group)
-            & (events.tag[recvs] == tag)
-        ]
+        beside = recvs[inbox[recvs] == inbox[event]]
         contested[beside] = np.minimum(contested[beside] + 1, counterparts[beside])
-        earlier[rank, group, tag] = before + 1
     return index, counterparts, contested
-
-
-def _place_of_refused(events: Events, event: int) -> int:
-    """Returns the number of earlier operations on the channel of a refused operation."""
-    same = [
-        column[:event] == column[event]
-        for column in (events.rank, events.kind, events.group, events.peer, events.tag)
-    ]
-    return int((np.logical_and.reduce(same) & ~refused(events)[:event]).sum())
 
 
 def _count_later(channel: Ints, marked: Ints) -> Ints:
     """Counts, for each event, the marked events that come later on its channel."""
     order = np.argsort(channel, kind="stable")
-    until = np.cumsum(marked[order])
-    last = np.append(np.diff(channel[order]) != 0, True)[: len(order)]  # of each channel's run
+    up_to = np.cumsum(np.bincount(channel, marked))  # the marked events up to each channel
     later = np.zeros(len(channel), dtype=np.int64)
-    later[order] = np.repeat(until[last], np.diff(np.flatnonzero(last), prepend=-1)) - until
+    later[order] = up_to[channel[order]] - np.cumsum(marked[order])
     return later
-
-
-def _count_rows(events: Events, some: Ints) -> tuple[list[int], list[int]]:
-    """Returns the first event and the number of events for each channel or group."""
-    _, first, count = np.unique(
-        number_channels(events, some), return_index=True, return_counts=True
-    )
-    return some[first].tolist(), count.tolist()
-
-
-def number_channels(events: Events, some: Ints) -> Ints:
-    """Numbers the channel of each message, separately for sends and recvs."""
-    return number_rows(
-        *(
-            column[some]
-            for column in (events.kind, events.group, events.rank, events.peer, events.tag)
-        )
-    )
 
 
 def _group(events: Events, event: int) -> Group:
@@ -869,14 +800,12 @@ def _group(events: Events, event: int) -> Group:
 
 def _channel_key(events: Events, event: int) -> tuple[int, ...]:
     """Returns a key for the channel of a message, or for the group of a collective."""
-    group, rank, peer = int(events.group[event]), int(events.rank[event]), int(events.peer[event])
+    columns: tuple[Ints, ...] = (events.group, events.rank, events.peer, events.tag)
+    if events.kind[event] == RECV:
+        columns = (events.group, events.peer, events.rank, events.tag)
     if events.kind[event] == COLLECTIVE:
-        return (group,)
-    return (
-        group,
-        *((rank, peer) if events.kind[event] == SEND else (peer, rank)),
-        int(events.tag[event]),
-    )
+        columns = columns[:1]
+    return tuple(int(column[event]) for column in columns)
 
 
 def _renumber(numbers: Ints, names: Mapping[int, Any], merged: dict[Any, int]) -> Ints:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
-from ringsim.diagnose.failure import is_internal
+from ringsim.diagnose.failure import is_internal, list_chain
 from ringsim.errors import escape
 
 _MOST_FRAMES = 20
@@ -49,10 +49,9 @@ def describe_variables(frames: Iterable[tuple[FrameType, int]]) -> str:
 def describe_error(error: BaseException | None) -> str:
     """Describes the frames through which an error and its causes were raised."""
     frames: dict[FrameType, int] = {}
-    while error is not None:
-        for frame, line in traceback.walk_tb(error.__traceback__):
+    for one in reversed(list_chain(error)):
+        for frame, line in traceback.walk_tb(one.__traceback__):
             frames.setdefault(frame, line)
-        error = error.__cause__ or error.__context__
     return describe_variables(frames.items())
 
 

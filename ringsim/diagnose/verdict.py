@@ -10,9 +10,10 @@ awaited one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from itertools import chain, pairwise
+from typing import NamedTuple, TypeVar
 
 from ringsim.diagnose.snapshot import BLOCKING, GONE, OpenOperation, Snapshot
 from ringsim.diagnose.waitfor import Hindrance, Stuck, analyse, find_cycle, meets
@@ -30,15 +31,16 @@ from ringsim.traces.findings import (
 )
 from ringsim.traces.units import count
 
+T = TypeVar("T")
+
 SAME_GROUPS = (
     "Call new_group on every rank for every group, in the same order, even for groups that do not "
     "include the rank."
 )
 _MOST_WAITS = 4  # or ranks that are listed
-_STATE_WORDS = {
+_STATE_WORDS = {  # of ranks that did not fail
     "blocked": "waits for another of its threads",
     "exited": "has exited",
-    "failed": "has failed",
     "killed": "has died",
     "running": "is not waiting for anything",
     "stopped": "is stopped by a signal",
@@ -67,18 +69,14 @@ def judge(snapshot: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
           rank 1 waits in recv from 0 (tag 0)
           Hint: Send first on one rank, or post with batch_isend_irecv: all ranks receive before they send.
     """  # noqa: E501
-    stuck = stuck or analyse(snapshot)
+    stuck = stuck or analyse(snapshot) or Stuck((), (), ())
     states = tuple(view.state for view in snapshot.ranks)
-    if stuck is None:
-        ended = [rank for rank, state in enumerate(states) if state in ("failed", "killed")]
-        ended.sort(key=lambda rank: _ended(snapshot, rank))
-        return Diagnosis(
-            tuple(_failure(snapshot, rank) for rank in ended), len(snapshot.ranks), (), states
-        )
+    # if ranks are stuck, a rank that was killed counts only if they wait for it
+    failed = ("failed",) if stuck.ranks else ("failed", "killed")
     failures = [
         (_ended(snapshot, rank), _failure(snapshot, rank))
         for rank, state in enumerate(states)
-        if state == "failed"
+        if state in failed
     ]
     cycles = _cycles(stuck)
     roots = [_cycle_finding(snapshot, stuck, cycle) for cycle in cycles]
@@ -93,11 +91,9 @@ def judge(snapshot: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
                 roots.append(found)
     roots = [*(finding for _, finding in sorted(failures, key=lambda pair: pair[0])), *roots]
     findings = _fold(stuck, [_with_threads(snapshot, root) for root in roots])
-    on_cycle = {
-        (cycle[i], cycle[(i + 1) % len(cycle)]) for cycle in cycles for i in range(len(cycle))
-    }
+    on_cycle = {pair for cycle in cycles for pair in _pairs(cycle)}
     edges = tuple(
-        Edge(one.rank, peer, one.posted.operation, (one.rank, peer) in on_cycle)
+        Edge(one.rank, peer, one.operation, (one.rank, peer) in on_cycle)
         for one in stuck.hindrances
         for peer in one.peers
     )
@@ -180,6 +176,11 @@ def _ended(snapshot: Snapshot, rank: int) -> tuple[float, bool]:
     return (math.inf if view.end.at_ns is None else view.end.at_ns, view.state != "failed")
 
 
+def _pairs(cycle: Sequence[T]) -> Iterator[tuple[T, T]]:
+    """Yields each member of a cycle with the member that it waits for."""
+    return pairwise((*cycle, cycle[0]))
+
+
 def _cycles(stuck: Stuck) -> list[tuple[int, ...]]:
     left = list(stuck.hindrances)
     cycles = []
@@ -211,62 +212,48 @@ def _cycle_finding(snapshot: Snapshot, stuck: Stuck, cycle: tuple[int, ...]) -> 
 
     The finding is a mismatch if two of its ranks use different tags or groups, else a deadlock.
     """
-    pairs = zip(cycle, (*cycle[1:], cycle[0]), strict=True)
     links = [
         next(one for one in stuck.hindrances if one.rank == rank and peer in one.peers)
-        for rank, peer in pairs
+        for rank, peer in _pairs(cycle)
     ]
-    missed = [
-        (link.posted.operation, found)
-        for link in links
-        if (found := find_counterpart(snapshot, link)) is not None
-    ]
+    missed = [found for link in links if (found := find_counterpart(snapshot, link)) is not None]
     if missed:
         return _mismatch_finding(missed)
-    operations = tuple(link.posted.operation for link in links)
-    collective = next((link for link in links if link.posted.operation.kind == COLLECTIVE), None)
+    operations = tuple(link.operation for link in links)
+    collective = next((link for link in links if link.operation.kind == COLLECTIVE), None)
     if collective is not None:
         return _collective_finding(snapshot, stuck, collective, links)
+    message, hint = f"{name_ranks(cycle)} wait for each other.", advise(snapshot, links)
     if len(cycle) == 1:
-        return Finding(
-            "deadlock",
-            cycle,
-            operations,
-            f"rank {cycle[0]} waits for a message from or to itself.{waits_text(operations)}",
-            "Copy the tensor instead: a rank cannot exchange messages with itself.",
-        )
-    return Finding(
-        "deadlock",
-        cycle,
-        operations,
-        f"{name_ranks(cycle)} wait for each other.{waits_text(operations)}",
-        advise(snapshot, links),
-    )
+        message = f"{name_ranks(cycle)} waits for a message from or to itself."
+        hint = "Copy the tensor instead: a rank cannot exchange messages with itself."
+    return Finding("deadlock", cycle, operations, f"{message}{waits_text(operations)}", hint)
 
 
-def _mismatch_finding(missed: Sequence[tuple[Operation, Counterpart]]) -> Finding:
-    """Returns the finding for operations in a cycle that do not match.
+def _mismatch_finding(missed: Sequence[Counterpart]) -> Finding:
+    """Returns the finding for operations that do not match.
 
     The clearest pair comes first, followed by other pairs of the same kind.
     """
-    mine, found = min(missed, key=lambda pair: not pair[1].posted.awaited)
+    found = min(missed, key=lambda one: not one.posted.awaited)
     # by ranks, because both ranks of a pair may wait
     pairs: dict[tuple[int, ...], tuple[Operation, ...]] = {}
-    for near, one in [(mine, found), *missed]:
-        far = one.posted.operation
+    for one in [found, *missed]:
+        near, far = one.awaited, one.posted.operation
         if one.kind == found.kind:
             pairs.setdefault(tuple(sorted((near.rank, far.rank))), (near, far))
-    message = mismatch_text(mine, found.posted.operation, found.kind)
+    send, recv = both = _sides(found.awaited, found.posted.operation)
+    sent, received = f"on group {send.group}", f"on group {recv.group}"
+    if found.kind == "tag_mismatch":
+        sent, received = f"with tag {send.tag}", f"with tag {recv.tag}"
+    message = (
+        f"rank {send.rank} sends {sent}, but rank {recv.rank} receives {received}.{acts_text(both)}"
+    )
     if len(pairs) > 1:
         message += f"\n  and {count(len(pairs) - 1, 'more pair')} of ranks"
-    ranks = tuple(sorted({rank for pair in pairs for rank in pair}))
-    return Finding(
-        found.kind,
-        ranks,
-        tuple(one for pair in pairs.values() for one in pair),
-        message,
-        found.hint,
-    )
+    ranks = tuple(sorted({*chain.from_iterable(pairs)}))
+    operations = tuple(chain.from_iterable(pairs.values()))
+    return Finding(found.kind, ranks, operations, message, found.hint)
 
 
 def _collective_finding(
@@ -276,25 +263,23 @@ def _collective_finding(
 
     The members call different collectives, or one of them waits elsewhere.
     """
-    wrong = _mismatched_call(link)
-    if wrong is not None:
+    if (wrong := _mismatched_call(link)) is not None:
         return wrong
-    mine, cycle, operations = (
-        link.posted.operation,
-        tuple(one.rank for one in links),
-        tuple(one.posted.operation for one in links),
-    )
+    mine, cycle = link.operation, tuple(one.rank for one in links)
+    operations = tuple(one.operation for one in links)
     kept = tuple(
-        one.posted.operation
+        one.operation
         for one in stuck.hindrances
-        if one.rank in link.peers and one.posted.operation is not mine
+        if one.rank in link.peers and one.operation is not mine
     )
-    ranks = tuple(sorted({mine.rank, *link.peers}))
     elsewhere = next(
         (one for one in kept if one.kind == COLLECTIVE and one.group != mine.group), None
     )
-    kind = "deadlock" if elsewhere is not None or len(cycle) > 2 else "collective_mismatch"
-    waits = waits_text(operations if kind == "deadlock" else (mine, *kept[:_MOST_WAITS]))
+    if elsewhere is not None or len(cycle) > 2:
+        kind, ranks, waits = "deadlock", cycle, waits_text(operations)
+    else:
+        kind, ranks = "collective_mismatch", tuple(sorted({mine.rank, *link.peers}))
+        waits = waits_text((mine, *kept[:_MOST_WAITS]))
     missing, cure = advise_in_collective(snapshot, links)
     needs = (
         f"Call {mine.op} on {name_ranks(link.peers)} before any call that waits: {mine.op} needs "
@@ -312,7 +297,7 @@ def _collective_finding(
             "each member belongs to."
         )
     message = f"{name_ranks(cycle)} wait for each other.{waits}{missing}"
-    return Finding(kind, cycle if kind == "deadlock" else ranks, operations, message, hint)
+    return Finding(kind, ranks, operations, message, hint)
 
 
 def _mismatched_call(link: Hindrance) -> Finding | None:
@@ -320,7 +305,7 @@ def _mismatched_call(link: Hindrance) -> Finding | None:
 
     Returns None if there is no such rank.
     """
-    mine = link.posted.operation
+    mine = link.operation
     wrong = [one for one in link.posted.entered if one.rank in link.peers and not meets(mine, one)]
     if not wrong:
         return None
@@ -338,7 +323,7 @@ def _mismatched_call(link: Hindrance) -> Finding | None:
 
 def _gone_finding(snapshot: Snapshot, gone: tuple[int, ...], waits: Sequence[Hindrance]) -> Finding:
     """Returns the finding for ranks that wait directly for ranks that are gone."""
-    operations = tuple(one.posted.operation for one in waits)
+    operations = tuple(one.operation for one in waits)
     mine, blocked = operations[0], sorted({one.rank for one in waits})
     ranks, waiting = tuple(dict.fromkeys([*gone, *blocked])), waiting_text(blocked)
     views = [snapshot.ranks[rank] for rank in gone]
@@ -349,32 +334,23 @@ def _gone_finding(snapshot: Snapshot, gone: tuple[int, ...], waits: Sequence[Hin
     waited = f"{waits_text(operations)}{ends}"
     last = _last_text(snapshot, gone)
     for one in waits:
-        wrong = _mismatched_call(one)
-        if wrong is not None:
+        if (wrong := _mismatched_call(one)) is not None:
             return wrong
-        found = find_counterpart(snapshot, one)
-        if found is not None:
-            near, far = one.posted.operation, found.posted.operation
-            pair = tuple(sorted((near.rank, far.rank)))
-            message = f"{mismatch_text(near, far, found.kind)}{ends}"
-            return Finding(found.kind, pair, (near, far), message, found.hint)
-    if all(view.state == "blocked" for view in views):
-        return Finding(
-            "deadlock",
-            ranks,
-            operations,
-            f"{waiting} for {name_ranks(gone)}, and none of them can continue.{waited}",
+        if (found := find_counterpart(snapshot, one)) is not None:
+            finding = _mismatch_finding([found])
+            return replace(finding, message=f"{finding.message}{ends}")
+    states = {view.state for view in views}
+    if states == {"blocked"}:
+        message = f"{waiting} for {name_ranks(gone)}, and none of them can continue.{waited}"
+        hint = (
             "Find the thread that should wake the rank, and find out why that thread ended or is "
-            "waiting.",
+            "waiting."
         )
-    if all(one.kind == COLLECTIVE for one in operations) and all(
-        view.state == "exited" for view in views
-    ):
-        number = (
-            f" (collective {waits[0].posted.index + 1} of {_group_text(mine)})"
-            if mine.op != "new_group"
-            else ""
-        )
+        return Finding("deadlock", ranks, operations, message, hint)
+    if states == {"exited"} and all(one.kind == COLLECTIVE for one in operations):
+        number = f" (collective {waits[0].posted.index + 1} of {_group_text(mine)})"
+        if mine.op == "new_group":
+            number = ""
         message = (
             f"{waiting} in {mine.op}{number}, but {name_ranks(gone)} exited without calling "
             f"it.{waited}{last}"
@@ -384,13 +360,8 @@ def _gone_finding(snapshot: Snapshot, gone: tuple[int, ...], waits: Sequence[Hin
             f"member of {_group_text(mine)}."
         )
         return Finding("missing_participant", ranks, operations, message, hint)
-    return Finding(
-        "peer_exited",
-        ranks,
-        operations,
-        f"{waiting} for {name_ranks(gone)}, which can no longer answer.{waited}{last}",
-        advise(snapshot, waits),
-    )
+    message = f"{waiting} for {name_ranks(gone)}, which can no longer answer.{waited}{last}"
+    return Finding("peer_exited", ranks, operations, message, advise(snapshot, waits))
 
 
 def _last_text(snapshot: Snapshot, gone: Sequence[int]) -> str:
@@ -432,14 +403,14 @@ def _fold(stuck: Stuck, roots: Sequence[Finding]) -> tuple[Finding, ...]:
         for rank in root.ranks:
             behind.setdefault(rank, index)
     folded: list[list[Finding]] = [[] for _ in roots]
-    left = [one for one in stuck.hindrances if one.rank not in behind]
     moved = True
     while moved:
         moved = False
-        for one in left:
+        for one in stuck.hindrances:
             found = next((behind[peer] for peer in one.peers if peer in behind), None)
             if found is not None and one.rank not in behind:
                 behind[one.rank] = found
+
                 folded[found].append(_echo(one, roots[found]))
                 moved = True
     return tuple(
@@ -449,7 +420,7 @@ def _fold(stuck: Stuck, roots: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def _echo(one: Hindrance, root: Finding) -> Finding:
-    operation = one.posted.operation
+    operation = one.operation
     if operation.kind == COLLECTIVE:
         kind = "missing_participant"
     else:
@@ -481,9 +452,16 @@ _TAKEN = (
 )
 
 
-class Counterpart(NamedTuple):
-    """A near match on the other side, with the kind of the mismatch and a hint."""
+_IN_ORDER = (
+    "Receive in the order in which the other side sends: Gloo does not buffer a send, so a message "
+    "cannot overtake another message that has a different tag."
+)
 
+
+class Counterpart(NamedTuple):
+    """A near match for an awaited operation, with the kind of the mismatch and a hint."""
+
+    awaited: Operation
     posted: OpenOperation
     kind: str
     hint: str
@@ -504,92 +482,70 @@ def find_counterpart(snapshot: Snapshot, hindrance: Hindrance) -> Counterpart | 
     for peer in hindrance.peers if operation.peer == ANY_SOURCE else (operation.peer,):
         for theirs in snapshot.ranks[peer].posted:
             other = theirs.operation
-            unused = mine.index == theirs.index == 0 and ANY_SOURCE not in (
-                operation.peer,
-                other.peer,
-            )
-            if theirs.matched or theirs.taken or not _faces(mine, theirs):
-                continue
-            if not (theirs.awaited or unused or snapshot.ranks[peer].state in GONE):
-                continue
+            unused = mine.index == theirs.index == 0 and min(operation.peer, other.peer) >= 0
             same_tag, same_group = other.tag == operation.tag, theirs.group == mine.group
-            if same_group and not same_tag:
-                hint = f"Give both sides the same tag: {operation.tag} or {other.tag}."
-                if _has_both_tags(snapshot, operation, other):
-                    hint = (
-                        "Receive in the order in which the other side sends: Gloo does not buffer "
-                        "a send, so a message cannot overtake another message that has a "
-                        "different tag."
-                    )
-                found.append(Counterpart(theirs, "tag_mismatch", hint + _doubt(mine, theirs)))
-            elif same_tag and not same_group:
-                hint = (
-                    f"Use the same group on both sides: {_group_name(mine)} or "
-                    f"{_group_name(theirs)}."
+            if (
+                theirs.matched
+                or theirs.taken
+                or not _faces(mine, theirs)
+                or not (theirs.awaited or unused or snapshot.ranks[peer].state in GONE)
+                or same_tag == same_group
+            ):
+                continue
+            if same_tag:
+                kind, hint = (
+                    "group_mismatch",
+                    (
+                        f"Use the same group on both sides: {_group_name(mine)} or "
+                        f"{_group_name(theirs)}."
+                    ),
                 )
-                found.append(Counterpart(theirs, "group_mismatch", hint + _doubt(mine, theirs)))
+            elif _has_both_tags(snapshot, operation, other):
+                kind, hint = "tag_mismatch", _IN_ORDER
+            else:
+                kind = "tag_mismatch"
+                hint = f"Give both sides the same tag: {operation.tag} or {other.tag}."
+            if not theirs.awaited:
+                send, _ = _sides(operation, other)
+                hint += (
+                    "\nIf the two operations do not belong together, add a recv on rank "
+                    f"{send.peer} for the send, and a send on rank {send.rank} for the recv."
+                )
+            found.append(Counterpart(operation, theirs, kind, hint))
     return min(
         found, key=lambda one: (not one.posted.awaited, one.kind == "group_mismatch"), default=None
     )
 
 
+def _sides(mine: Operation, theirs: Operation) -> tuple[Operation, Operation]:
+    """Returns the two sides of a message, the send first."""
+    return (mine, theirs) if mine.kind == SEND else (theirs, mine)
+
+
 def _faces(mine: OpenOperation, theirs: OpenOperation) -> bool:
     """Returns whether a send and a recv match except for tag and group."""
-    send, recv = (mine, theirs) if mine.operation.kind == SEND else (theirs, mine)
-    if (send.operation.kind, recv.operation.kind) != (
-        SEND,
-        RECV,
-    ) or send.operation.peer != recv.operation.rank:
-        return False
-    source = send.operation.rank
-    return recv.operation.peer == source or (
-        recv.operation.peer == ANY_SOURCE and source in recv.group.ranks
-    )
-
-
-def _doubt(mine: OpenOperation, theirs: OpenOperation) -> str:
-    """Returns another hint for a pair that may not belong together, or "" if both are awaited."""
-    if theirs.awaited:
-        return ""
-    send = mine.operation if mine.operation.kind == SEND else theirs.operation
-    return (
-        f"\nIf the two operations do not belong together, add a recv on rank {send.peer} for the "
-        f"send, and a send on rank {send.rank} for the recv."
-    )
-
-
-def mismatch_text(mine: Operation, theirs: Operation, kind: str) -> str:
-    """Describes the two sides of a message that differ in tag or group."""
-    send, recv = (mine, theirs) if mine.kind == SEND else (theirs, mine)
-    sent, received = (
-        (f"with tag {one.tag}" if kind == "tag_mismatch" else f"on group {one.group}")
-        for one in (send, recv)
-    )
-    return (
-        f"rank {send.rank} sends {sent}, but rank {recv.rank} receives {received}."
-        f"{acts_text((send, recv))}"
+    send, recv = _sides(mine.operation, theirs.operation)
+    group = (mine if recv is mine.operation else theirs).group
+    return (send.kind, recv.kind, send.peer) == (SEND, RECV, recv.rank) and (
+        recv.peer == send.rank or (recv.peer == ANY_SOURCE and send.rank in group.ranks)
     )
 
 
 def advise(snapshot: Snapshot, links: Sequence[Hindrance]) -> str:
     """Returns hints for ranks that wait, one per line."""
-    operations = [link.posted.operation for link in links]
     if any(link.posted.taken for link in links):
         return _TAKEN
     if tried := [line for link in links if (line := _tried(snapshot, link))]:
         return "\n".join(tried[:2])
     lines = [line for link in links[:4] if (line := _peer_hint(snapshot, link, awaited=True))]
-    gone = [
-        link for link in links if any(snapshot.ranks[peer].state in GONE for peer in link.peers)
-    ]
-    if any(snapshot.ranks[peer].state == "killed" for link in gone for peer in link.peers):
+    views = {peer: snapshot.ranks[peer] for link in links for peer in link.peers}
+    gone = {peer for peer, view in views.items() if view.state in GONE}
+    if any(views[peer].state == "killed" for peer in gone):
         lines.append(
             "Find out what ended the process: a kill command, the lack of memory, or a crash in "
             "C++. Look at its last output."
         )
-    elif early := sorted(
-        {peer for link in gone for peer in link.peers if snapshot.ranks[peer].left_early}
-    ):
+    elif early := sorted(peer for peer in gone if views[peer].left_early):
         lines += [
             f"Complete rank {rank}'s part before it exits: it exited in the middle of its worker."
             for rank in early[:2]
@@ -597,10 +553,10 @@ def advise(snapshot: Snapshot, links: Sequence[Hindrance]) -> str:
     elif gone:
         lines += [
             _counted(link)
-            for link in gone[:2]
-            if link.posted.operation.kind != COLLECTIVE and link.posted.operation.peer >= 0
+            for link in [link for link in links if gone.intersection(link.peers)][:2]
+            if link.operation.kind != COLLECTIVE and link.operation.peer >= 0
         ]
-        if any(one.peer == ANY_SOURCE for one in operations):
+        if any(link.operation.peer == ANY_SOURCE for link in links):
             lines.append("Receive only as many messages as are sent: no rank is left to send more.")
     elif not lines:
         lines = (
@@ -615,13 +571,13 @@ def _change_order(links: Sequence[Hindrance]) -> list[str]:
 
     If they post before they wait, the hints name the operations not posted yet.
     """
-    operations = [link.posted.operation for link in links]
-    lacking = [link for link in links if link.posted.operation.peer >= 0]
+    operations = [link.operation for link in links]
+    lacking = [link for link in links if link.operation.peer >= 0]
     if lacking and not all(one.op in BLOCKING for one in operations):
         return [
             (
-                f"Post the {_other_side(link)} on rank {link.posted.operation.peer} before that "
-                f"rank waits, or leave out this {link.posted.operation.op}: {_counted_words(link)}."
+                f"Post the {_other_side(link)} on rank {link.operation.peer} before that "
+                f"rank waits, or leave out this {link.operation.op}: {_counted_words(link)}."
             )
             for link in lacking[:2]
         ]
@@ -635,54 +591,43 @@ def advise_in_collective(snapshot: Snapshot, links: Sequence[Hindrance]) -> tupl
 
     Returns an indented line about the missing side of the first such message, and a hint.
     """
-    for link, following in zip(links, [*links[1:], links[0]], strict=True):
-        mine, other = link.posted.operation, following.posted.operation
+    for link, following in _pairs(links):
+        mine, other = link.operation, following.operation
         if mine.kind == COLLECTIVE or link.posted.matched:
             continue
         if link.posted.taken:
             return "", _TAKEN
         if tried := _tried(snapshot, link):
             return "", tried
+        missing, who = f"\n  {_counted_words(link)}", f"rank {mine.peer}"
         if mine.peer == ANY_SOURCE:
-            missing, who = (
-                f"\n  no rank posted a send for rank {mine.rank}'s {mine.op}",
-                "the sending rank",
-            )
-        else:
-            missing, who = f"\n  {_counted_words(link)}", f"rank {mine.peer}"
+            missing = f"\n  no rank posted a send for rank {mine.rank}'s {mine.op}"
+            who = "the sending rank"
         before = f"{other.op}{f' at {other.place}' if other.place else ''}"
         cure = (
             f"Post the {_other_side(link)} on {who} before its {before}, or leave out this "
             f"{mine.op} on rank {mine.rank}."
         )
-        late = next(
-            (
-                one.posted.operation.op
-                for one in links
-                if one.posted.operation.kind == COLLECTIVE and mine.rank in one.peers
-            ),
-            "",
-        )
-        if late:
-            cure += (
-                f"\nIf the {mine.op} belongs after the {late}, call the {late} first on rank "
-                f"{mine.rank}."
-            )
+        for late in (one.operation for one in links if mine.rank in one.peers):
+            if late.kind == COLLECTIVE:
+                cure += (
+                    f"\nIf the {mine.op} belongs after the {late.op}, call the {late.op} first on "
+                    f"rank {mine.rank}."
+                )
+                break
         return missing, cure
     return "", ""
 
 
 def _tried(snapshot: Snapshot, link: Hindrance) -> str:
     """Returns a hint if a message's other side was refused and its rank continued."""
-    mine = link.posted.operation
+    mine = link.operation
     if mine.kind == COLLECTIVE or mine.peer < 0:
         return ""
+    wanted = link.posted.group, link.posted.index, mine.rank, mine.tag
     for one in snapshot.ranks[mine.peer].refused:
-        other, same = (
-            one.operation,
-            (one.group, one.index) == (link.posted.group, link.posted.index),
-        )
-        if same and other.kind != mine.kind and (other.peer, other.tag) == (mine.rank, mine.tag):
+        other = one.operation
+        if (one.group, one.index, other.peer, other.tag) == wanted and other.kind != mine.kind:
             return (
                 f"Fix the error that rank {other.rank} caught: its {other} raised this error and "
                 "was therefore not posted."
@@ -693,15 +638,15 @@ def _tried(snapshot: Snapshot, link: Hindrance) -> str:
 def _counted(link: Hindrance) -> str:
     """Returns a hint about the operation that the peer did not post."""
     if link.posted.matched:
-        return f"The message was in flight when rank {link.posted.operation.peer} ended."
+        return f"The message was in flight when rank {link.operation.peer} ended."
     return (
-        f"Add the missing {_other_side(link)}, or leave out this {link.posted.operation.op}: "
+        f"Add the missing {_other_side(link)}, or leave out this {link.operation.op}: "
         f"{_counted_words(link)}."
     )
 
 
 def _counted_words(link: Hindrance) -> str:
-    operation, posted, noun = link.posted.operation, link.posted, _other_side(link)
+    operation, posted, noun = link.operation, link.posted, _other_side(link)
     times = f"no {noun}" if posted.counterparts == 0 else f"only {count(posted.counterparts, noun)}"
     own = "recv" if noun == "send" else "send"
     tag = f", tag {operation.tag}" if operation.tag >= 0 else ""
@@ -712,29 +657,21 @@ def _counted_words(link: Hindrance) -> str:
 
 
 def _other_side(link: Hindrance) -> str:
-    return "recv" if link.posted.operation.kind == SEND else "send"
+    return "recv" if link.operation.kind == SEND else "send"
 
 
 def _peer_hint(snapshot: Snapshot, link: Hindrance, *, awaited: bool) -> str:
     """Returns a hint if another rank has posted the other side, because the peer may be wrong."""
-    mine = link.posted.operation
-    if (
-        mine.kind == COLLECTIVE
-        or mine.peer == ANY_SOURCE
-        or link.posted.matched
-        or link.posted.taken
-    ):
+    mine = link.operation
+    if mine.kind == COLLECTIVE or mine.peer == ANY_SOURCE or link.posted.matched:
         return ""
     for rank, view in enumerate(snapshot.ranks):
         for theirs in view.awaited if awaited else view.posted:
             other = theirs.operation
-            opposite = (
-                other.kind != COLLECTIVE and other.kind != mine.kind and other.peer == mine.rank
-            )
             if (
                 rank not in (mine.rank, mine.peer)
-                and opposite
-                and other.tag == mine.tag
+                and other.kind not in (COLLECTIVE, mine.kind)
+                and (other.peer, other.tag) == (mine.rank, mine.tag)
                 and not theirs.matched
             ):
                 words = "waits in" if awaited else "posted"
@@ -751,9 +688,8 @@ def _has_both_tags(snapshot: Snapshot, mine: Operation, theirs: Operation) -> bo
     In that case, the order rather than the tag is wrong.
     """
     return any(
-        one.operation.kind == side.kind
-        and one.operation.peer == side.peer
-        and one.operation.tag == wanted.tag
+        (one.operation.kind, one.operation.peer, one.operation.tag)
+        == (side.kind, side.peer, wanted.tag)
         for side, wanted in ((mine, theirs), (theirs, mine))
         for one in snapshot.ranks[side.rank].posted
     )

@@ -24,7 +24,7 @@ Source:
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -45,6 +45,11 @@ class Hindrance:
     posted: OpenOperation
     # ascending. A recv from any source needs only one of them, a collective needs all
     peers: tuple[int, ...]
+
+    @property
+    def operation(self) -> Operation:
+        """The operation that blocks the rank."""
+        return self.posted.operation
 
 
 @dataclass(frozen=True)
@@ -94,18 +99,18 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
         True
     """
     needs: dict[Hashable, _Need] = {}
-    concerned: dict[int, list[_Need]] = {}  # rank -> the needs that it can help with
-    missing: dict[_Waiter, int] = {}  # operations that a thread still waits for
+    concerned = defaultdict[int, list[_Need]](list)  # rank -> the needs that it can help with
+    missing = Counter[_Waiter]()  # operations that a thread still waits for
     for rank, view in enumerate(snapshot.ranks):
         for one in view.awaited:
             key = _need_key(one)
             if key not in needs:
-                needs[key] = need = _make_need(snapshot, rank, one)
+                needs[key] = need = _make_need(snapshot, one)
                 for member in need.wanted:
-                    concerned.setdefault(member, []).append(need)
+                    concerned[member].append(need)
             waiter = rank, one.thread
             needs[key].waiters.append(waiter)
-            missing[waiter] = missing.get(waiter, 0) + 1
+            missing[waiter] += 1
     waiting = {rank for rank, _ in missing}
     free = deque(
         rank for rank, view in enumerate(snapshot.ranks) if not view.is_out and rank not in waiting
@@ -121,7 +126,7 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
         release(need.met())
     while free:
         rank = free.popleft()
-        for need in concerned.get(rank, ()):
+        for need in concerned[rank]:
             need.left.discard(rank)
             release(need.met())
     stuck = tuple(sorted(waiting - {rank for (rank, _), number in missing.items() if number == 0}))
@@ -136,12 +141,12 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
     return Stuck(stuck, find_cycle(hindrances), hindrances)
 
 
-def hindering(snapshot: Snapshot, rank: int, one: OpenOperation) -> tuple[int, ...]:
-    """Returns the ranks that must act before a rank's operation can finish, in ascending order.
+def hindering(snapshot: Snapshot, one: OpenOperation) -> tuple[int, ...]:
+    """Returns the ranks that must act before an operation can finish, in ascending order.
 
     For a recv from any source, one of these ranks is enough.
     """
-    return _make_need(snapshot, rank, one).hindering(rank)
+    return _make_need(snapshot, one).hindering(one.operation.rank)
 
 
 class _Need:
@@ -170,20 +175,13 @@ class _Need:
 
     def met(self) -> list[_Waiter]:
         """Returns the waiting threads that can now finish."""
-        if (
-            self.never
-            or (self.any_of and len(self.left) == len(self.wanted))
-            or (not self.any_of and len(self.left) > 1)
-        ):
+        most = len(self.wanted) - 1 if self.any_of else 1
+        if self.never or len(self.left) > most:
             return []
-        if self.left and not self.any_of:
-            (last,) = self.left  # if it waits, it waits only for itself
-            found = [waiter for waiter in self.waiters if waiter[0] == last]
-            self.waiters = (
-                [waiter for waiter in self.waiters if waiter[0] != last] if found else self.waiters
-            )
-            return found
-        found, self.waiters = self.waiters, []
+        # if all are needed, the last one that is left waits only for itself, if at all
+        last = set() if self.any_of else self.left
+        found = [waiter for waiter in self.waiters if not last or waiter[0] in last]
+        self.waiters = [waiter for waiter in self.waiters if last and waiter[0] not in last]
         return found
 
     def hindering(self, rank: int) -> tuple[int, ...]:
@@ -215,8 +213,8 @@ def _need_key(one: OpenOperation) -> Hashable:
     )
 
 
-def _make_need(snapshot: Snapshot, rank: int, one: OpenOperation) -> _Need:
-    peer = one.operation.peer
+def _make_need(snapshot: Snapshot, one: OpenOperation) -> _Need:
+    rank, peer = one.operation.rank, one.operation.peer
     if one.operation.kind == COLLECTIVE:
         entered = {other.rank: other for other in one.entered}
         # Only the members of a new group wait for each other.
@@ -254,28 +252,26 @@ def find_cycle(hindrances: Iterable[Hindrance]) -> tuple[int, ...]:
     alone = [link.rank for link in links if link.rank in link.peers]
     if alone:
         return (min(alone),)
-    inside = {id(link.peers): link.peers for link in links}  # many of them share the same peers
-    inside = {key: tuple(peer for peer in peers if peer in ranks) for key, peers in inside.items()}
+    together = {link.peers for link in links}  # many of them share the same peers
+    inside = {peers: tuple(peer for peer in peers if peer in ranks) for peers in together}
     graph: dict[int, list[tuple[int, ...]]] = {}
     for link in links:
-        graph.setdefault(link.rank, []).append(inside[id(link.peers)])
-    best: tuple[int, ...] = ()
+        graph.setdefault(link.rank, []).append(inside[link.peers])
+    cycles = []
     ways: _Ways | None = None
     for start in list(graph):
         if start not in graph:
             continue
-        cycle = _cycle_through(start, graph)
-        if cycle and (not best or len(cycle) < len(best)):
-            best = cycle
-        if len(best) == 2:
+        if cycle := _cycle_through(start, graph):
+            cycles.append(cycle)
+        if len(cycle) == 2:
             break
         ways = ways or _Ways(graph)
         # no other cycle through it is shorter, and no cycle remains through ranks that wait only
         # for it
         ways.remove(start)
-    if not best:
-        return ()
-    first = best.index(min(best))
+    best = min(cycles, key=len, default=())
+    first = best.index(min(best)) if best else 0
     return best[first:] + best[:first]
 
 

@@ -88,14 +88,13 @@ def _lines(trace: Trace, run: str) -> Iterator[str]:
 def _events(trace: Trace) -> Iterator[dict[str, Any]]:
     for lane in make_lanes(trace):
         place = {"pid": lane.rank, "tid": lane.number}
-        told: dict[str, dict[str, Any]] = {}
+        names = [("thread", lane.name, lane.number)]
         if lane.number == 1:
-            told["process_name"] = {"name": f"rank {lane.rank}"}
-            told["process_sort_index"] = {"sort_index": lane.rank}
-        told["thread_name"] = {"name": lane.name}
-        told["thread_sort_index"] = {"sort_index": lane.number}
-        for what, args in told.items():
-            yield {"ph": "M", "name": what, **place, "args": args}
+            names.insert(0, ("process", f"rank {lane.rank}", lane.rank))
+        for what, name, number in names:
+            yield {"ph": "M", "name": f"{what}_name", **place, "args": {"name": name}}
+            order = {"sort_index": number}
+            yield {"ph": "M", "name": f"{what}_sort_index", **place, "args": order}
         for one in lane.slices:
             yield from _slice(one, place, trace.events.tables)
 
@@ -165,10 +164,8 @@ def read_chrome(path: str | PathLike[str]) -> Trace:
         run = document.get("otherData")
         if isinstance(run, dict) and RUN in run:
             notes = [event.get("args") for event in events]
-            return unpack_run(
-                run[RUN],
-                [told[COLUMNS] for told in notes if isinstance(told, dict) and COLUMNS in told],
-            )
+            rows = [told[COLUMNS] for told in notes if isinstance(told, dict) and COLUMNS in told]
+            return unpack_run(run[RUN], rows)
         return _read_boxes(events)
 
 
@@ -188,14 +185,11 @@ def _read_boxes(events: list[dict[str, Any]]) -> Trace:
         processes[lane] = process
         name = str(event.get("name", ""))
         if phase == "X":
-            boxes.whole(lane, name, start, start + to_ns(event.get("dur", 0)))
+            boxes.add(lane, "span", name, start, done_ns=start + to_ns(event.get("dur", 0)))
         elif phase == "B":
             boxes.begin(lane, name, start)
         elif phase == "E":
             boxes.end(lane, start)
         else:
-            boxes.mark(lane, name, start)
-    # numbers, then words
-    named = sorted(set(processes.values()), key=lambda process: (isinstance(process, str), process))
-    numbers = {process: number for number, process in enumerate(named)}
-    return boxes.trace({lane: numbers[process] for lane, process in processes.items()})
+            boxes.add(lane, "mark", name, start)
+    return boxes.trace(processes)

@@ -15,21 +15,21 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import os
 import pickle
 import pickletools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ringsim.exchange.reading import (
-    count_item_bytes,
     find_first,
     importing,
     list_files,
     list_left_out,
+    make_payload,
     name_missing,
     read_bytes,
 )
@@ -134,19 +134,14 @@ def read_flight_recorder(paths: str | PathLike[str] | Sequence[str | PathLike[st
     for path in files:
         data = read_bytes(path)
         with importing(path, "a dump from torch's flight recorder"):
-            rank = _rank_of(path)
+            found = _RANK.search(os.fsdecode(path))
+            if found is None or (rank := int(found[1])) >= MAX_RANKS:
+                raise ValueError("its name does not end with a rank's number")
             if rank in dumps:
                 raise ValueError(f"two files are from rank {rank}")
             dumps[rank] = _parse(data)
     with importing(", ".join(map(os.fsdecode, files))[:200], "flight recorder dumps from one run"):
         return _Run(dumps).trace()
-
-
-def _rank_of(path: str | PathLike[str]) -> int:
-    found = _RANK.search(os.fsdecode(path))
-    if found is None or int(found[1]) >= MAX_RANKS:
-        raise ValueError("its name does not end with a rank's number")
-    return int(found[1])
 
 
 class _Unpickler(pickle.Unpickler):
@@ -197,6 +192,7 @@ class _Run:
 
     def __init__(self, dumps: dict[int, dict[str, Any]]) -> None:
         self.dumps = dumps
+        self.entries = [(rank, entry) for rank, dump in dumps.items() for entry in dump["entries"]]
         self.groups = self._find_groups()
         self.size = max(max(dumps) + 1, *(len(group.ranks) for group in self.groups.values()), 1)
         self.left_out: Counter[str] = Counter()
@@ -209,74 +205,61 @@ class _Run:
         told: dict[str, tuple[int, ...]] = {}
         users = defaultdict[str, set[int]](set)
         words: dict[str, str] = {}
-        for rank, dump in self.dumps.items():
+        for dump in self.dumps.values():
             for name, about in (dump.get("pg_config") or {}).items():
                 ranks = about["ranks"]
                 if not isinstance(ranks, list):
                     ranks = json.loads(ranks)
                 if ranks:
                     told[name] = tuple(ranks)
-            for entry in dump["entries"]:
-                name, word = map(str, entry["process_group"])
-                users[name].add(rank)
-                words[name] = word
+        for rank, entry in self.entries:
+            name, word = map(str, entry["process_group"])
+            users[name].add(rank)
+            words[name] = word
         world = tuple(range(max(self.dumps) + 1))
         members = {
             name: world if words[name] == "default_pg" else tuple(sorted(using))
             for name, using in users.items()
         } | told
-        groups: dict[str, Group] = {}
-        for name, ranks in members.items():
-            groups[name] = name_group(name, words.get(name, ""), ranks)
-        return groups
+        return {
+            name: name_group(name, words.get(name, ""), ranks) for name, ranks in members.items()
+        }
 
     def trace(self) -> Trace:
         """Returns the trace."""
         rows = EventRows()
         first = find_first(
             (entry["process_group"][0], rank, entry["collective_seq_id"])
-            for rank, dump in self.dumps.items()
-            for entry in dump["entries"]
+            for rank, entry in self.entries
             if not entry.get("is_p2p")
         )
-        for rank, dump in self.dumps.items():
-            waits = True  # until the first operation that is not done, which delays all later ones
-            for entry in dump["entries"]:
-                name = entry["process_group"][0]
-                if not entry.get("is_p2p") and entry["collective_seq_id"] < first[name]:
-                    self.left_out["that some rank's dump no longer contains"] += 1
-                elif (columns := self._read_entry(rank, entry, self.groups[name])) is not None:
-                    if columns["status"] == IN_FLIGHT and waits:
-                        columns["wait_ns"], waits = entry["time_created_ns"], False
-                    rows.add(rank, columns.pop("op"), entry["time_created_ns"], **columns)
+        waiting = set[int]()  # an operation that is not done delays all later ones of its rank
+        for rank, entry in self.entries:
+            name, posted_ns = entry["process_group"][0], entry["time_created_ns"]
+            if not entry.get("is_p2p") and entry["collective_seq_id"] < first[name]:
+                self.left_out["that some rank's dump no longer contains"] += 1
+            elif (columns := self._read_entry(entry, self.groups[name])) is not None:
+                if columns["status"] == IN_FLIGHT and rank not in waiting:
+                    columns["wait_ns"] = posted_ns
+                    waiting.add(rank)
+                rows.add(rank, post_ns=posted_ns, **columns)
         notes = ["imported from torch's flight recorder, which records when operations were issued"]
         notes += name_missing("dump", self.dumps, self.size)
         notes += list_left_out(self.left_out)
-        backends = {
-            str(entry["profiling_name"]).partition(":")[0]
-            for dump in self.dumps.values()
-            for entry in dump["entries"]
-        }
+        backends = {str(entry["profiling_name"]).partition(":")[0] for _, entry in self.entries}
         about = {"backend": min(backends)} if len(backends) == 1 else {}
         return rows.trace({"world_size": self.size, "source": "measured", "notes": notes, **about})
 
-    def _read_entry(self, rank: int, entry: dict[str, Any], group: Group) -> dict[str, Any] | None:
+    def _read_entry(self, entry: dict[str, Any], group: Group) -> dict[str, Any] | None:
         """Returns an operation's columns, or None if a trace cannot hold the operation."""
         spelled = str(entry["profiling_name"]).rpartition(":")[2]
         frames = entry.get("frames") or []
         message = _MESSAGE.fullmatch(spelled)
         op = SPELLINGS.get(spelled, spelled) if message is None else f"i{message[1]}"
-        user = next(
-            (
-                place
-                for place, frame in enumerate(frames)
-                if not _LIBRARY.search(str(frame["filename"]))
-            ),
-            len(frames),
-        )
+        inner = [*takewhile(lambda frame: _LIBRARY.search(str(frame["filename"])), frames)]
         called = [
             frame["name"]
-            for frame in frames[:user]
+            for frame in inner
             if frame["name"] in COLLECTIVES and frame["name"] in OP_CODES
         ]
         op = called[-1] if called and message is None else op  # the function that the user called
@@ -294,8 +277,8 @@ class _Run:
         }
         if message is not None:
             columns["peer"], columns["tag"] = group.ranks[int(message[4])], 0
-        if user < len(frames):
-            columns |= {"file": str(frames[user]["filename"]), "line": int(frames[user]["line"])}
+        for frame in frames[len(inner) :][:1]:
+            columns |= {"file": str(frame["filename"]), "line": int(frame["line"])}
         return columns
 
 
@@ -313,11 +296,5 @@ def read_payload(op: str, entry: dict[str, Any], group_size: int) -> Payload | N
     dtypes = entry.get(f"{side}_dtypes") or entry.get("input_dtypes")
     if not sizes or not dtypes or dtypes[0] not in DTYPES:
         return None
-    dtype = DTYPES[dtypes[0]]
-    shapes = [tuple(int(length) for length in shape) for shape in sizes]
-    if any(length < 0 for shape in shapes for length in shape):
-        raise ValueError(f"one of the shapes {shapes} has a negative length"[:200])
     copies = group_size if family in ("gather", "scatter") else 1
-    items = copies * sum(map(math.prod, shapes))
-    whole = shapes[0] if len(shapes) == 1 and copies == 1 else (items,)
-    return Payload(dtype, whole, items * count_item_bytes(dtype))
+    return make_payload(DTYPES[dtypes[0]], sizes, copies)

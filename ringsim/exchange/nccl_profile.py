@@ -32,7 +32,7 @@ from ringsim.exchange.reading import find_first, list_left_out
 from ringsim.traces.clocks import KERNELS, REFERENCE, UNKNOWN, align_run
 from ringsim.traces.collectives import COLLECTIVES
 from ringsim.traces.event_rows import EventRows
-from ringsim.traces.events import OP_CODES, OP_NAMES, Events, Ints, Payload
+from ringsim.traces.events import OP_CODES, OP_NAMES, Events, Ints
 from ringsim.traces.matching import CollectiveCalls
 from ringsim.traces.value import Trace
 
@@ -52,8 +52,8 @@ class NcclRun:
     def read(self, found: Profile) -> None:
         """Reads a rank's operations."""
         for event, kernels, is_batch in _list_calls(found):
-            args = event["args"]
-            called, group = args.get("Collective name"), args.get("Process Group Name")
+            args, called = event["args"], event["args"].get("Collective name")
+            group = found.groups.get(args.get("Process Group Name"))
             op = SPELLINGS.get(called, str(called))
             if key := _PEERS.get(called):
                 op = f"batch_i{called}" if is_batch else f"i{called}"
@@ -61,14 +61,20 @@ class NcclRun:
                 self._left_out[f"of unknown kind ({op[:40]})"] += 1
             elif kernels is None:
                 self._left_out["without a kernel in the file"] += 1
-            elif group not in found.groups:
+            elif group is None:
                 self._left_out["on groups that the file does not list"] += 1
-            elif key and args.get(key) not in found.groups[group].ranks:
+            elif key and args.get(key) not in group.ranks:
                 self._left_out["whose peer is missing in the file, or not in the group"] += 1
             else:
-                columns = {"op": op, "group": found.groups[group], "thread": event["thread"]}
-                columns |= {"post_ns": kernels[0], "wait_ns": kernels[0], "done_ns": kernels[1]}
-                columns["payload"] = _read_payload(op, args, len(found.groups[group].ranks))
+                start_ns, end_ns = kernels
+                columns = {"op": op, "group": group, "thread": event["thread"]}
+                columns |= {"post_ns": start_ns, "wait_ns": start_ns, "done_ns": end_ns}
+                tensors = {
+                    "input_sizes": [[args["In msg nelems"]]],
+                    "output_sizes": [[args["Out msg nelems"]]],
+                    "input_dtypes": [args["dtype"]],
+                }
+                columns["payload"] = read_payload(op, tensors, len(group.ranks))
                 if key:
                     columns |= {"peer": args[key], "tag": 0}
                 number = None if key else args.get("Seq")  # each rank numbers its own messages
@@ -92,15 +98,6 @@ class NcclRun:
         trace = rows.trace(metadata)
         events, clocks, _ = align_run(trace.events, _compare_clocks(trace.events), None)
         return replace(trace, events=events, metadata=metadata | {"notes": notes, "clocks": clocks})
-
-
-def _read_payload(op: str, args: dict[str, Any], group_size: int) -> Payload | None:
-    entry = {
-        "input_sizes": [[args["In msg nelems"]]],
-        "output_sizes": [[args["Out msg nelems"]]],
-        "input_dtypes": [args["dtype"]],
-    }
-    return read_payload(op, entry, group_size)
 
 
 def _list_calls(found: Profile) -> Iterator[tuple[dict[str, Any], Stretch | None, bool]]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ringsim.exchange.reading import importing, read_bytes
-from ringsim.exchange.schemas import perfetto_messages, plain_text
+from ringsim.exchange.schemas import perfetto_trace, plain_text
 from ringsim.exchange.slices import (
     BLOCKED,
     COLUMNS,
@@ -96,12 +96,10 @@ class _Writer:
     """
 
     def __init__(self, trace: Trace) -> None:
-        self._kinds, self._trace = perfetto_messages(), trace
-        self._tables = trace.events.tables
+        self._trace, self._tables = trace, trace.events.tables
         self._numbers: dict[tuple[str, str], int] = {}
-        self._new: list[tuple[str, str]] = []
-        self._file = self._kinds.Trace()
-        self._annotations: dict[tuple[str, str | int], Any] = {}
+        self._new: list[tuple[str, int, str]] = []
+        self._file = perfetto_trace()()
 
     def parts(self, run: str) -> Iterator[bytes]:
         """Yields the file in parts, one per lane.
@@ -157,19 +155,11 @@ class _Writer:
     def _begin(self, one: Slice, track: int) -> None:
         kind = OP_KINDS[one.row.op]
         named = self._named(make_name(one.row, self._tables), KIND_NAMES[kind])
-        told = [
-            self._annotation(key, value)
-            for key, value in describe_row(one.row, self._tables).items()
-        ]
-        columns = {
-            "name_iid": self._number("debug_annotation_names", COLUMNS),
-            "string_value": " ".join(map(str, one.row)),
-        }
+        facts = describe_row(one.row, self._tables) | {COLUMNS: " ".join(map(str, one.row))}
+        told = [self._annotation(key, value) for key, value in facts.items()]
         flows = [one.flow_out] if one.flow_out else ()
         what = INSTANT if kind == MARK else BEGIN
-        self._event(
-            one.start_ns, what, track, **named, flow_ids=flows, debug_annotations=[*told, columns]
-        )
+        self._event(one.start_ns, what, track, **named, flow_ids=flows, debug_annotations=told)
 
     def _named(self, name: str, category: str) -> dict[str, Any]:
         return {
@@ -181,25 +171,15 @@ class _Writer:
         known = self._numbers.get((table, name))
         if known is None:
             known = self._numbers[table, name] = len(self._numbers) + 1
-            self._new.append((table, name))
+            self._new.append((table, known, name))
         return known
 
-    def _annotation(self, key: str, value: str | int) -> Any:
-        """Returns the annotation message for a single fact about an event.
-
-        The messages are cached, because few distinct facts occur, and each occurs often.
-        """
-        known = self._annotations.get((key, value))
-        if known is None:
-            known = self._kinds.DebugAnnotation(
-                name_iid=self._number("debug_annotation_names", key)
-            )
-            if isinstance(value, int):
-                known.int_value = value
-            else:
-                known.string_value = plain_text(value)
-            self._annotations[key, value] = known
-        return known
+    def _annotation(self, key: str, value: str | int) -> dict[str, Any]:
+        """Returns the annotation for a single fact about an event."""
+        told = (
+            {"int_value": value} if isinstance(value, int) else {"string_value": plain_text(value)}
+        )
+        return {"name_iid": self._number("debug_annotation_names", key), **told}
 
     def _event(self, time_ns: int, kind: int, track: int, **more: Any) -> None:
         self._packet(
@@ -210,7 +190,7 @@ class _Writer:
 
     def _packet(self, **content: Any) -> None:
         packet = self._file.packet.add(trusted_packet_sequence_id=_SEQUENCE, **content)
-        for number, (table, name) in enumerate(self._new, len(self._numbers) - len(self._new) + 1):
+        for table, number, name in self._new:
             getattr(packet.interned_data, table).add(iid=number, name=plain_text(name))
         self._new.clear()
 
@@ -241,7 +221,7 @@ def read_perfetto(path: str | PathLike[str]) -> Trace:
     data = read_bytes(path)
     with importing(path, "a Perfetto trace"):
         try:
-            return _read(perfetto_messages().Trace.FromString(data))
+            return _read(perfetto_trace().FromString(data))
         except DecodeError as error:  # not a subclass of ValueError
             raise ValueError(str(error)) from error
 
@@ -266,15 +246,14 @@ class _Sequence:
         if packet.trace_packet_defaults.HasField("track_event_defaults"):
             self.track = packet.trace_packet_defaults.track_event_defaults.track_uuid
 
-    def name(self, event: Any) -> str:
-        """Returns the name of an event."""
-        return event.name or self.names.get(("event_names", event.name_iid), "")
+    def name(self, one: Any, table: str = "event_names") -> str:
+        """Returns the name of an event or an annotation."""
+        return one.name or self.names.get((table, one.name_iid), "")
 
     def notes(self, event: Any) -> dict[str, str]:
         """Returns an event's string annotations by name."""
         return {
-            note.name
-            or self.names.get(("debug_annotation_names", note.name_iid), ""): note.string_value
+            self.name(note, "debug_annotation_names"): note.string_value
             for note in event.debug_annotations
             if note.HasField("string_value")
         }
@@ -304,7 +283,7 @@ def _read(file: Any) -> Trace:
         elif event.type == END:
             boxes.end(track, packet.timestamp)
         elif event.type == INSTANT:
-            boxes.mark(track, sequence.name(event), packet.timestamp)
+            boxes.add(track, "mark", sequence.name(event), packet.timestamp)
     if run is not None:
         return unpack_run(run, rows)
     return boxes.trace({lane: _pid(lane, tracks) for lane in boxes.lanes})
@@ -316,9 +295,8 @@ def _pid(track: Any, tracks: dict[int, Any]) -> int:
         known = tracks.get(track)
         if known is None:
             break
-        for owner in ("process", "thread"):
-            if known.HasField(owner):
-                pid: int = getattr(known, owner).pid
-                return pid
+        if known.HasField("process") or known.HasField("thread"):
+            pid: int = known.process.pid or known.thread.pid
+            return pid
         track = known.parent_uuid
     return 0

@@ -39,12 +39,6 @@ Stretch = tuple[int, int]  # start and end
 LAUNCHED, THREAD, START, END, NCCL = range(5)
 
 
-def find_kernels(kernels: Ints, event: dict[str, Any]) -> Stretch | None:
-    """Returns the start and end of the kernels that a span launched, or None if it has none."""
-    own = _during(kernels, event)
-    return _stretch(own[own[:, NCCL] == 0]) or _stretch(own)
-
-
 def take_kernels(kernels: Ints, event: dict[str, Any]) -> Stretch | None:
     """Returns the start and end of a call's NCCL kernels, and marks them as belonging to a call."""
     own = _during(kernels, event)
@@ -90,8 +84,9 @@ class Profile:
         for event in self.slices:
             if event["cat"] != "user_annotation" or event["name"].startswith(_OURS):
                 continue
-            in_program = event["start_ns"], event["end_ns"]
-            start_ns, end_ns = find_kernels(self.kernels, event) or in_program
+            own = _during(self.kernels, event)
+            kernels = _stretch(own[own[:, NCCL] == 0]) or _stretch(own)
+            start_ns, end_ns = kernels or (event["start_ns"], event["end_ns"])
             for columns in _read_label(event["name"]):
                 yield {"post_ns": start_ns, "done_ns": end_ns, "thread": event["thread"], **columns}
 

@@ -11,18 +11,16 @@ their calls. For NCCL, see ``nccl_profile``.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringsim.exchange.nccl_profile import NcclRun
 from ringsim.exchange.profile_file import Profile, read_profile
 from ringsim.exchange.reading import (
-    count_item_bytes,
     importing,
     list_files,
+    make_payload,
     name_missing,
     read_bytes,
 )
@@ -149,13 +147,14 @@ def read_profiler(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) ->
             found = read_profile(parse_json(data))
             if found.rank in profiles:
                 raise ValueError(f"two files are from rank {found.rank}; a run has one per rank")
-            profiles[found.rank] = replace(found, slices=[], kernels=found.kernels[:0])
+            profiles[found.rank] = found
             for columns in found.list_spans():
                 rows.add(found.rank, "span", **columns)
             if found.backend == "nccl":
                 nccl.read(found)
             else:
                 _add_operations(rows, found)
+            found.slices.clear()  # they need much memory
     with importing(", ".join(map(str, files))[:200], "torch.profiler traces from one run"):
         return _join(rows, nccl, profiles)
 
@@ -187,7 +186,6 @@ def _join(rows: EventRows, nccl: NcclRun, profiles: dict[int, Profile]) -> Trace
 def _add_operations(rows: EventRows, found: Profile) -> None:
     """Adds a rank's Gloo operations."""
     world = Group("world", tuple(range(found.world_size)))
-    calls = [event for event in found.slices if event["name"] in _CALLS]
     waiting = defaultdict[str, deque[dict[str, Any]]](deque)
     ends = defaultdict[int, int](lambda: NONE)  # of barriers whose works are not operations
     for event in found.slices:
@@ -196,36 +194,37 @@ def _add_operations(rows: EventRows, found: Profile) -> None:
             ends[thread] = event["end_ns"]
         elif name.startswith(_WORK) and event["start_ns"] > ends[thread]:
             waiting[name.removeprefix(_WORK)].append(event)
-    for event in calls:
-        call = _CALLS[event["name"]]
+    for event in found.slices:
+        if (call := _CALLS.get(event["name"])) is None:
+            continue
         queue = waiting[call.work]
         most = found.world_size if call.works == "all" else 1
         works = [queue.popleft() for _ in range(min(len(queue), most))]
-        done = max(
-            (work["end_ns"] for work in works), default=NONE if call.work else event["end_ns"]
+        # a call without works itself waits
+        done = max((work["end_ns"] for work in works), default=NONE)
+        if not call.work:
+            done = event["end_ns"]
+        shards = found.world_size if call.shards else 1
+        rows.add(
+            found.rank,
+            call.op,
+            event["start_ns"],
+            done_ns=done,
+            status=OK if done != NONE else IN_FLIGHT,
+            group=world,
+            thread=event["thread"],
+            tag=_input(event, call.tag),
+            peer=ANY_SOURCE if call.work == "recvAnySource" else _input(event, call.peer),
+            payload=_payload(works[0], shards) if works else None,
         )
-        columns = {
-            "done_ns": done,
-            "status": OK if done != NONE else IN_FLIGHT,
-            "group": world,
-            "thread": event["thread"],
-        }
-        if call.tag != NONE:
-            columns["tag"] = int(_input(event, call.tag))
-        if call.work == "recvAnySource":
-            columns["peer"] = ANY_SOURCE
-        elif call.peer != NONE:
-            columns["peer"] = int(_input(event, call.peer))
-        if works:
-            columns["payload"] = _payload(works[0], found.world_size if call.shards else 1)
-        rows.add(found.rank, call.op, event["start_ns"], **columns)
 
 
-def _input(event: dict[str, Any], place: int) -> str:
+def _input(event: dict[str, Any], place: int) -> int | None:
+    if place == NONE:
+        return None
     if "Concrete Inputs" not in event["args"]:
         raise ValueError("it contains neither peers nor sizes; profile with record_shapes=True")
-    value: str = event["args"]["Concrete Inputs"][place]
-    return value
+    return int(event["args"]["Concrete Inputs"][place])
 
 
 def _payload(work: dict[str, Any], times: int) -> Payload | None:
@@ -233,9 +232,5 @@ def _payload(work: dict[str, Any], times: int) -> Payload | None:
     kinds, shapes = work["args"].get("Input type"), work["args"].get("Input Dims")
     if not kinds or not shapes or kinds[0] not in _DTYPES:
         return None
-    dtype = _DTYPES[kinds[0]]
-    shape = tuple(int(length) for length in shapes[0])
-    if any(length < 0 for length in shape):
-        raise ValueError(f"the shape {shape} has a negative length")
-    whole = (times, *shape) if times > 1 else shape
-    return Payload(dtype, whole, math.prod(whole) * count_item_bytes(dtype))
+    shape = [times, *shapes[0]] if times > 1 else shapes[0]
+    return make_payload(_DTYPES[kinds[0]], [shape])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import re
 import zlib
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ringsim.errors import TraceFileError, name_ranks
 from ringsim.traces.documents import read_file, reading
+from ringsim.traces.events import Payload
 from ringsim.traces.units import count
 
 if TYPE_CHECKING:
@@ -107,15 +110,30 @@ def list_left_out(numbers: Mapping[str, int]) -> list[str]:
     return [f"left out: {count(number, 'operation')} {why}" for why, number in numbers.items()]
 
 
-def count_item_bytes(dtype: str) -> int:
-    """Returns the number of bytes in one element of a dtype, given torch's name for the dtype.
+def make_payload(dtype: str, shapes: Sequence[Sequence[Any]], copies: int = 1) -> Payload:
+    """Returns the payload that consists of ``copies`` of tensors with these shapes.
+
+    Args:
+        dtype: torch's name for the dtype, from which the size of an element follows.
+        shapes: the shape of each tensor.
+        copies: the number of times that the operation carries the tensors.
 
     Example:
-        >>> [count_item_bytes(dtype) for dtype in ("float32", "float8_e5m2", "bool")]
-        [4, 1, 1]
+        >>> for dtype in ("float32", "float8_e5m2", "bool"):
+        ...     print(*make_payload(dtype, [[2, 3]])[:3])
+        float32 (2, 3) 24
+        float8_e5m2 (2, 3) 6
+        bool (2, 3) 6
+        >>> make_payload("float32", [[2], [3]], copies=2).shape
+        (10,)
     """
+    lengths = [tuple(map(int, shape)) for shape in shapes]
+    if min(itertools.chain(*lengths), default=0) < 0:
+        raise ValueError(f"one of the shapes {lengths} has a negative length"[:200])
+    items = copies * sum(map(math.prod, lengths))
     bits = re.search(r"\d+", dtype)
-    return int(bits[0]) // 8 if bits else 1
+    size_bytes = items * (int(bits[0]) // 8 if bits else 1)
+    return Payload(dtype, lengths[0] if len(lengths) == copies == 1 else (items,), size_bytes)
 
 
 def to_ns(microseconds: Any) -> int:

@@ -11,7 +11,7 @@ Source:
 from __future__ import annotations
 
 from functools import cache
-from types import SimpleNamespace
+from typing import Any
 
 # Each field reads "number name type", with a star if it repeats.
 _MESSAGES = {
@@ -63,8 +63,8 @@ _MESSAGES = {
 
 
 @cache
-def perfetto_messages() -> SimpleNamespace:
-    """Returns the message classes by name."""
+def perfetto_trace() -> Any:
+    """Returns the class of a whole file, a message that consists of the others."""
     # on use: a program that reads no Perfetto file loads no protobuf
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
@@ -92,10 +92,7 @@ def perfetto_messages() -> SimpleNamespace:
     # a separate pool, because the process may also have loaded the published schema
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    kinds = {name: pool.FindMessageTypeByName(f"{package}.{name}") for name in _MESSAGES}
-    return SimpleNamespace(
-        **{name: message_factory.GetMessageClass(kind) for name, kind in kinds.items()}
-    )
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.Trace"))
 
 
 def plain_text(text: str) -> str:

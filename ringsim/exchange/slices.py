@@ -40,7 +40,6 @@ from ringsim.traces.events import (
     SEND,
     SPAN,
     STATUS_NAMES,
-    Events,
     Tables,
     read_tables,
     readable,
@@ -205,7 +204,8 @@ class Lane:
 def make_lanes(trace: Trace) -> Iterator[Lane]:
     """Yields a trace's lanes, rank by rank; the slices on a lane either nest or do not overlap."""
     events = trace.events
-    rows, messages = list_rows(events), trace.messages
+    columns = (getattr(events, name).tolist() for name in COLUMN_DTYPES)
+    rows, messages = list(map(Row, *columns)), trace.messages
     out, into = np.zeros((2, len(events)), dtype=np.int64)
     out[messages.send] = into[messages.recv] = np.arange(1, len(messages) + 1)
     starts, program = events.post_ns.tolist(), np.isin(events.kind, (SPAN, MARK))
@@ -229,11 +229,6 @@ def make_lanes(trace: Trace) -> Iterator[Lane]:
                     name += f" ({lane + 1})"
                 numbers[rank] += 1
                 yield Lane(rank, numbers[rank], name, placed)
-
-
-def list_rows(events: Events) -> list[Row]:
-    """Returns the events as rows of plain numbers."""
-    return list(map(Row, *(getattr(events, name).tolist() for name in COLUMN_DTYPES)))
 
 
 def make_name(row: Row, tables: Tables) -> str:
@@ -302,14 +297,14 @@ class Boxes:
 
     def __init__(self, source: str) -> None:
         self._source = source
-        # Each slice is (op, name, begin, end or NONE).
-        self.lanes = defaultdict[Hashable, list[tuple[str, str, int, int]]](list)
-        self._open = defaultdict[Hashable, list[int]](list)
+        # the columns of each slice
+        self.lanes = defaultdict[Hashable, list[dict[str, Any]]](list)
+        self._open = defaultdict[Hashable, list[dict[str, Any]]](list)
 
     def begin(self, lane: Hashable, name: str, start_ns: int) -> None:
         """Begins a slice."""
-        self._open[lane].append(len(self.lanes[lane]))
-        self.whole(lane, name, start_ns, NONE)
+        self.add(lane, "span", name, start_ns, status=IN_FLIGHT)
+        self._open[lane].append(self.lanes[lane][-1])
 
     def end(self, lane: Hashable, end_ns: int) -> None:
         """Ends the slice that began most recently on a lane.
@@ -317,37 +312,31 @@ class Boxes:
         Does nothing if no slice is open, as can happen at the start of a truncated file.
         """
         if self._open[lane]:
-            slices, index = self.lanes[lane], self._open[lane].pop()
-            slices[index] = (*slices[index][:3], end_ns)
+            self._open[lane].pop().update(done_ns=end_ns, status=OK)
 
-    def whole(self, lane: Hashable, name: str, start_ns: int, end_ns: int) -> None:
-        """Adds a slice whose end is known."""
-        self.lanes[lane].append(("span", name, start_ns, end_ns))
+    def add(self, lane: Hashable, op: str, name: str, start_ns: int, **more: int) -> None:
+        """Adds a slice (``op`` is "span") or an instant ("mark"); ``more`` holds more columns."""
+        self.lanes[lane].append({"op": op, "label": name, "post_ns": start_ns, **more})
 
-    def mark(self, lane: Hashable, name: str, time_ns: int) -> None:
-        """Adds an instant."""
-        self.lanes[lane].append(("mark", name, time_ns, NONE))
-
-    def trace(self, processes: Mapping[Hashable, int]) -> Trace:
+    def trace(self, processes: Mapping[Hashable, Any]) -> Trace:
         """Returns the trace; the processes that own the lanes become ranks, in ascending order.
 
-        Raises ValueError if there are no slices.
+        Numbers come before words. Raises ValueError if there are no slices.
         """
         if not self.lanes:
             raise ValueError("it contains no slices")
-        ranks = {process: rank for rank, process in enumerate(sorted(set(processes.values())))}
+        named = sorted(
+            set(processes.values()), key=lambda process: (isinstance(process, str), process)
+        )
         threads: Counter[int] = Counter()
         rows = EventRows()
         for lane, slices in self.lanes.items():
-            rank = ranks[processes[lane]]
-            for op, name, start, end in slices:
-                status = IN_FLIGHT if op == "span" and end == NONE else OK
-                rows.add(
-                    rank, op, start, thread=threads[rank], label=name, done_ns=end, status=status
-                )
+            rank = named.index(processes[lane])
+            for columns in slices:
+                rows.add(rank, thread=threads[rank], **columns)
             threads[rank] += 1
         note = (
             f"imported from {self._source}: each process became a rank and each slice a span; "
             "messages are unknown"
         )
-        return rows.trace({"world_size": len(ranks), "source": "imported", "notes": [note]})
+        return rows.trace({"world_size": len(named), "source": "imported", "notes": [note]})

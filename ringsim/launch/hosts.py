@@ -413,11 +413,7 @@ class Judge(HostWatch):
         """Returns a possible fault: missing ranks, or a link without any progress."""
         awaited = [one for rank in snapshot.ranks for one in rank.awaited]
         absent = self._absent
-        wait = [
-            one.operation
-            for one in awaited
-            if {*hindering(snapshot, one.operation.rank, one)} & {*absent}
-        ]
+        wait = [one.operation for one in awaited if {*hindering(snapshot, one)} & {*absent}]
         if wait:
             who = f"{name_ranks(absent)} {'has' if len(absent) == 1 else 'have'}"
             return _Doubt(

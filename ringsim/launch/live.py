@@ -73,7 +73,7 @@ class LiveTrace(Trace):
                 said = "has ended"
             elif view.awaited:
                 one = view.awaited[0]
-                peers = hindering(snapshot, rank, one)
+                peers = hindering(snapshot, one)
                 whom = name_ranks(peers) if peers else "the transfer"
                 said = f"waits {one.operation.waited_s:.1f} s for {whom}: {one.operation}"
             elif mine.any():

@@ -89,20 +89,27 @@ class Event(NamedTuple):
 def _describe(event: Event) -> str:
     """Returns a description of an event without its rank and times."""
     if event.kind in (KIND_NAMES[SPAN], KIND_NAMES[MARK]):
-        place = [
-            f"{name} {value}"
-            for name in ("stage", "microbatch")
-            if (value := getattr(event, name)) is not None
-        ]
-        return f"{event.kind} {event.label or ''!r}" + (f" ({', '.join(place)})" if place else "")
+        part = part_text(event)
+        return f"{event.kind} {event.label or ''!r}" + (f" ({part})" if part else "")
+    if event.kind == "recv" and event.peer is None:
+        return str(as_operation(event, peer=ANY_SOURCE))
+    return str(as_operation(event))
+
+
+def part_text(event: Event) -> str:
+    """Returns an event's part of a pipeline, such as "stage 1, microbatch 3", or "" for none."""
+    parts = {"stage": event.stage, "microbatch": event.microbatch}
+    return ", ".join(f"{name} {number}" for name, number in parts.items() if number is not None)
+
+
+def as_operation(event: Event, **more: Any) -> Operation:
+    """Returns an event as an operation; ``more`` replaces or adds fields of the operation."""
     known = {
         name: value
         for name in Operation.__dataclass_fields__
         if (value := getattr(event, name, None)) is not None
     }
-    if event.kind == "recv":
-        known.setdefault("peer", ANY_SOURCE)
-    return str(Operation(**known))
+    return Operation(**known | more)
 
 
 class Message(NamedTuple):

@@ -43,14 +43,12 @@ from ringsim.traces.events import (
     COLLECTIVE,
     ERROR,
     NONE,
-    OP_NAMES,
     RECV,
     SEND,
-    STATUS_NAMES,
     Events,
     Ints,
 )
-from ringsim.traces.items import Message, event_at
+from ringsim.traces.items import Message, as_operation, event_at
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,12 +215,7 @@ def match(events: Events, *, by_tag: bool = True, apart: Ints | Sequence[int] = 
     sends, recvs = np.flatnonzero(kind == SEND), np.flatnonzero((kind == RECV) & (events.peer >= 0))
     unknown = np.flatnonzero((kind == RECV) & (events.peer < 0))
     both = np.concatenate([sends, recvs])
-    channel = number_rows(
-        events.group[both],
-        np.concatenate([events.rank[sends], events.peer[recvs]]),
-        np.concatenate([events.peer[sends], events.rank[recvs]]),
-        events.tag[both] if by_tag else None,
-    )
+    channel = number_channels(events, both, by_tag=by_tag)
     place = np.concatenate(
         [number_places(channel[: len(sends)]), number_places(channel[len(sends) :])]
     )
@@ -249,22 +242,26 @@ def match(events: Events, *, by_tag: bool = True, apart: Ints | Sequence[int] = 
 
 def describe_unmatched(events: Events, indices: Ints) -> list[Unmatched]:
     """Describes the operations at these indices, which have no partner, in readable form."""
-    tables, sizes = events.tables, events.size_bytes
-    return [
-        Unmatched(
-            index=index,
-            rank=int(events.rank[index]),
-            op=OP_NAMES[events.op[index]],
-            peer=int(events.peer[index]),
-            group=tables.groups[events.group[index]].name if events.group[index] != NONE else "",
-            tag=int(events.tag[index]),
-            size_bytes=int(sizes[index]),
-            file=tables.files[events.file[index]] if events.file[index] != NONE else "",
-            line=int(events.line[index]),
-            status=STATUS_NAMES[events.status[index]],
-        )
-        for index in indices.tolist()
-    ]
+    found = []
+    for index in indices.tolist():
+        one = as_operation(event_at(events, index), peer=int(events.peer[index]))
+        what = one.rank, one.op, one.peer, one.group, one.tag, one.size_bytes
+        found.append(Unmatched(index, *what, one.file, one.line, one.status))
+    return found
+
+
+def number_channels(events: Events, some: Ints, *, by_tag: bool = True) -> Ints:
+    """Numbers the channels of messages: their group, source, destination and tag.
+
+    A send and its recv are on the same channel.
+    """
+    sends, rank, peer = events.kind[some] == SEND, events.rank[some], events.peer[some]
+    return number_rows(
+        events.group[some],
+        np.where(sends, rank, peer),
+        np.where(sends, peer, rank),
+        events.tag[some] if by_tag else None,
+    )
 
 
 def number_rows(*columns: Ints | None) -> Ints:
@@ -298,6 +295,17 @@ def _number_values(column: Ints) -> Ints:
             numbers: Ints = (np.cumsum(found) - 1)[offset]
             return numbers
     return np.unique(column, return_inverse=True)[1].astype(np.int64)
+
+
+def count_alike(*columns: Ints) -> Iterator[tuple[int, int]]:
+    """Yields the first index and the number of each of the distinct rows.
+
+    Example:
+        >>> list(count_alike(np.array([5, 5, 2]), np.array([1, 1, 1])))
+        [(2, 1), (0, 2)]
+    """
+    _, first, times = np.unique(number_rows(*columns), return_index=True, return_counts=True)
+    return zip(first.tolist(), times.tolist(), strict=True)
 
 
 def number_places(key: Ints) -> Ints:
