@@ -28,6 +28,7 @@ schedule that contains its sends and receives keeps its order, and may hang.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -100,11 +101,10 @@ class Evaluation:
     @property
     def busy(self) -> tuple[Time, ...]:
         """The time that each rank spends computing; two actions that overlap count once."""
-        rows = [self.get_computations(rank) for rank in range(self.schedule.num_ranks)]
         return tuple(
             sum(timed.end - timed.start for timed in row)
             - sum(max(0, one.end - then.start) for one, then in pairwise(row))
-            for row in rows
+            for row in self._rows
         )
 
     @property
@@ -163,14 +163,13 @@ class Evaluation:
     @property
     def _spans(self) -> list[tuple[Time, Time]]:
         """Returns the start of each rank's first computation and the end of its last."""
-        rows = [self.get_computations(rank) for rank in range(self.schedule.num_ranks)]
         return [
-            (
-                min((timed.start for timed in row), default=0),
-                max((timed.end for timed in row), default=0),
-            )
-            for row in rows
+            (row[0].start, max(timed.end for timed in row)) if row else (0, 0) for row in self._rows
         ]
+
+    @cached_property
+    def _rows(self) -> list[tuple[TimedAction, ...]]:
+        return [*map(self.get_computations, range(self.schedule.num_ranks))]
 
 
 class Cycle(tuple[tuple[int, Action], ...]):
