@@ -99,9 +99,9 @@ class _Part:
                 lasts,
             )
         )
-        self.own = times.free[place].astype(np.float64)
-        self.arrived = times.arrivals[place].astype(np.float64)
-        self.done = times.ends[place].astype(np.float64)
+        self.own, self.arrived, self.done = (
+            each[place].astype(np.float64) for each in (times.free, times.arrivals, times.ends)
+        )
         self.begins = np.maximum(self.own, self.arrived)
         self.source = operations.sources(place)
         self.is_met = (self.source >= 0) & wanted[self.source]
