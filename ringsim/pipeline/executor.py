@@ -75,7 +75,6 @@ class Executor:
         stages: this rank's stages, by number.
         inputs: the inputs of the first stage, one per microbatch.
         mailbox: the mailbox that carries the messages.
-        device: the device of the stages.
 
     Example:
         This example runs two stages on one rank:
@@ -99,7 +98,6 @@ class Executor:
         ...     {0: stage, 1: stage},
         ...     [torch.tensor(3.0)],
         ...     Mailbox(ring, schedule, Header("greeting", 1), alike=True),
-        ...     torch.device("cpu"),
         ... )
         >>> executor.run(rank=0)
         >>> executor.losses, weight.grad  # 2 * 2 * 3, and its derivative with respect to weight
@@ -112,13 +110,12 @@ class Executor:
         stages: Mapping[int, StageRun],
         inputs: Sequence[Tensor],
         mailbox: Mailbox,
-        device: torch.device,
     ) -> None:
         self.losses: dict[int, Tensor] = {}  # the last stage's losses, by microbatch
         self._schedule = schedule
         self._stages = stages
         self._mailbox = mailbox
-        self._device = device
+        self._device = inputs[0].device
         # (stage, microbatch) -> (x, y, gradient of y), from F to B or W
         self._kept: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor | None]] = {}
         # results for a send, or for a different stage on this rank

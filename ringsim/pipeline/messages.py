@@ -138,11 +138,12 @@ class Header(NamedTuple):
             KINDS.index(self.kind),
             self.microbatch,
             _DTYPES.index(dtype),
-            int(has_data),
-            int(self.alike),
+            has_data,
+            self.alike,
             self.digest,
+            len(shape),
+            *shape,
         ]
-        numbers += [len(shape), *shape]
         return torch.tensor(numbers + [0] * (HEADER_SIZE - len(numbers)), dtype=torch.int64)
 
     @classmethod

@@ -413,7 +413,7 @@ def _run_step(
         check_owned(model, stages)
     runs = {index: microbatches.run_of(stages[index]) for index in lowered.stages_of(own)}
     mailbox = Mailbox(ring, lowered, _greeting(lowered, ranges), alike=microbatches.alike)
-    executor = Executor(lowered, runs, microbatches.inputs, mailbox, microbatches.inputs[0].device)
+    executor = Executor(lowered, runs, microbatches.inputs, mailbox)
     with nullcontext() if forward_only else tied_gradients(ring, stages, lowered.stage_ranks):
         executor.run(own)
     return float(pass_back(ring, _sum_up(executor.losses.values()), owner=lowered.stage_ranks[-1]))

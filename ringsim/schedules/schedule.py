@@ -177,10 +177,6 @@ class Order(NamedTuple):
         """Returns the order of one stage, microbatch by microbatch."""
         return cls((stage,), (range(num_microbatches),))
 
-    def reverse_stages(self) -> Order:
-        """Returns the same order with the last stage first."""
-        return Order(self.stages[::-1], self.rounds)
-
     def list_places(self) -> tuple[Any, Any]:
         """Returns the stages and the microbatches as int32 arrays of equal length."""
         stage = [

@@ -18,8 +18,8 @@ from ringsim.traces.events import NONE, OP_CODES, Group, Ints, Payload, Tables, 
 from ringsim.traces.steps import KINDS, STEP
 from ringsim.traces.value import Trace
 
-_WORLD = "world"
 _NS = 1e9
+_BLANK = dict.fromkeys(("stage", "microbatch", "label", "peer", "tag", "group", "payload"), NONE)
 MOST_EVENTS = 20_000_000  # the most events in a trace; they take two gigabytes
 
 
@@ -68,10 +68,12 @@ def make_trace(
     payloads, payload = _payloads(operations, part.place[met], sizes)
     columns = [
         *part.list_spans(some),
-        *part.list_messages(met, {"group": group, "payload": payload}),
+        *part.list_messages(met, {"group": group, "payload": payload, "tag": 0}),
     ]
     joined = {name: np.concatenate([each[name] for each in columns]) for name in columns[0]}
     order = np.lexsort((joined.pop("turn"), joined.pop("slot"), joined["rank"]))
+    for name in ("post", "wait", "done"):
+        joined[f"{name}_ns"] = np.rint(joined.pop(name) * _NS).astype(np.int64)
     name = operations.name if ranks is None and between is None else f"part of {operations.name}"
     tables = Tables(groups=groups, payloads=payloads, labels=(STEP + name, *KINDS))
     return Trace(
@@ -109,22 +111,22 @@ class _Part:
     def list_spans(self, some: Ints) -> list[dict[str, Ints]]:
         """Returns the spans of given computations, and the spans of the step on their ranks."""
         operations, place = self.operations, self.place[some]
-        rank, label = operations.rank[place], operations.kind[place] + 1  # label 0 is the step's
-        of = {"stage": operations.stage[place], "microbatch": operations.microbatch[place]}
-        # a computation that overlaps with the previous one has a stream of its own
-        of["thread"] = (self.begins < self.before)[some].astype(np.int64)
+        rank, first = operations.rank[place], operations.first
         spans = _rows(
-            rank, "span", 2 * place, post=self.begins[some], done=self.done[some], label=label, **of
+            "span",
+            rank=rank,
+            slot=2 * place,
+            post=self.begins[some],
+            done=self.done[some],
+            label=operations.kind[place] + 1,  # label 0 is the step's
+            stage=operations.stage[place],
+            microbatch=operations.microbatch[place],
+            # a computation that overlaps with the previous one has a stream of its own
+            thread=self.begins[some] < self.before[some],
         )
         shown = np.unique(rank)
-        steps = _rows(
-            shown,
-            "span",
-            2 * operations.first[shown] - 2,
-            post=np.zeros(len(shown)),
-            done=self.last[shown],
-            label=0 * shown,
-        )
+        slot = 2 * first[shown] - 2
+        steps = _rows("span", rank=shown, slot=slot, post=0, done=self.last[shown], label=0)
         return [spans, steps]
 
     def list_messages(self, met: Ints, same: dict[str, Any]) -> list[dict[str, Ints]]:
@@ -132,28 +134,25 @@ class _Part:
         operations, place, sender = self.operations, self.place[met], self.source[met]
         rank, sent, arrived = operations.rank[place], self.sent[met], self.arrived[met]
         made, after = operations.sent_after[place], operations.posted_after[place]
-        over = np.maximum(self.last[sender], arrived if self.rendezvous else sent)
         sends = _rows(
-            sender,
             "isend",
-            2 * made + 1,
+            rank=sender,
+            slot=2 * made + 1,
             post=sent,
             wait=self.last[sender],
-            done=over,
+            done=np.maximum(self.last[sender], arrived if self.rendezvous else sent),
             peer=rank,
             **same,
         )
-        slot = 2 * np.where(after >= 0, after, operations.first[rank] - 1) + 1
-        own, over = self.own[met], np.maximum(self.own[met], arrived)
         receives = _rows(
-            rank,
             "irecv",
-            slot,
-            post=self.posted[met],
-            wait=own,
-            done=over,
-            peer=sender,
+            rank=rank,
+            slot=2 * np.where(after >= 0, after, operations.first[rank] - 1) + 1,
             turn=1 + made,
+            post=self.posted[met],
+            wait=self.own[met],
+            done=np.maximum(self.own[met], arrived),
+            peer=sender,
             **same,
         )
         return [sends, receives]
@@ -170,29 +169,14 @@ def check_between(between: object) -> None:
         )
 
 
-def _rows(
-    rank: Ints, op: str, slot: Ints, *, turn: Ints | int = 0, **given: Ints
-) -> dict[str, Ints]:
+def _rows(op: str, **given: Any) -> dict[str, Ints]:
     """Returns the columns of some events.
 
-    ``slot`` and ``turn`` order the events on their rank. Times are in seconds.
+    ``slot`` and ``turn`` order the events on their rank. A number applies to all of the events.
+    Times are in seconds.
     """
-    rows: dict[str, Ints] = {
-        "rank": rank,
-        "op": np.full(len(rank), OP_CODES[op]),
-        "slot": slot,
-        "turn": np.zeros(len(rank)) + turn,
-    }
-    nothing = np.full(len(rank), NONE)
-    for name in ("post", "wait", "done"):
-        rows[f"{name}_ns"] = (
-            np.rint(given[name] * _NS).astype(np.int64) if name in given else nothing
-        )
-    for name in ("stage", "microbatch", "label", "peer", "group", "payload"):
-        rows[name] = given.get(name, nothing)
-    rows["tag"] = 0 * nothing if "peer" in given else nothing
-    rows["thread"] = given.get("thread", 0 * nothing)
-    return rows
+    columns = {**_BLANK, "wait": NONE / _NS, "turn": 0, "thread": 0, **given, "op": OP_CODES[op]}
+    return {name: np.broadcast_to(each, len(given["rank"])) for name, each in columns.items()}
 
 
 def _groups(operations: Columns, some: Ints, source: Ints) -> tuple[tuple[Group, ...], Ints]:
@@ -208,14 +192,13 @@ def _groups(operations: Columns, some: Ints, source: Ints) -> tuple[tuple[Group,
         end == (begin + 1) % size, begin, np.where(begin == (end + 1) % size, end, size)
     )
     used, number = np.unique(edge, return_inverse=True)
-    world = Group(_WORLD, tuple(range(size)))
-    named = (
-        world
+    groups = (
+        Group("world", tuple(range(size)))
         if first == size
         else Group(f"ring:{first}>{(first + 1) % size}", (first, (first + 1) % size))
         for first in used.tolist()
     )
-    return tuple(named), number
+    return tuple(groups), number
 
 
 def _payloads(
