@@ -49,7 +49,6 @@ from ringsim.pipeline.stage import (
     check_owned,
     count_stage_flops,
     find_holders,
-    seed_stage,
 )
 from ringsim.ring import Ring
 from ringsim.schedules import make_schedule
@@ -362,7 +361,7 @@ class _Microbatches:
 
         def compute(x: Tensor, microbatch: int) -> Tensor:
             if self.dropout_seed is not None:
-                seed_stage(stage, self.dropout_seed, microbatch)
+                stage.seed = self.dropout_seed, microbatch
             # a layer may change its input in place, but needs the original input when it runs again
             if self.checkpoint:
                 x = x.clone()

@@ -247,26 +247,26 @@ def evaluate(
         ringsim.errors.Deadlock: the schedule cannot finish, because ranks wait for each other: ...
     """
     costs = costs or Costs()
-    lowered = lower_for(schedule, semantics, overlap=bool(costs.overlap))
+    lowered = lower_for(schedule, costs, semantics)
     costs.check(schedule.num_stages)
     return _collect(play_through(lowered, costs, semantics), lowered, costs)
 
 
 def lower_for(
-    schedule: Schedule, semantics: Semantics, *, whole: bool = False, overlap: bool = False
+    schedule: Schedule, costs: Costs, semantics: Semantics, *, whole: bool = False
 ) -> Schedule:
     """Checks a schedule, and inserts sends and receives as the executor does.
 
     Args:
         schedule: any schedule; if it is already lowered, its own sends and receives are checked.
+        costs: the costs, which decide whether two actions in ``OVERLAP_F_B`` remain a pair.
         semantics: the condition under which a message starts, as for `evaluate`.
         whole: whether every stage must do the forward and backward of every microbatch.
-        overlap: whether two actions in ``OVERLAP_F_B`` remain a pair.
 
     Raises:
         ArgumentError, ScheduleError, Deadlock: as for `evaluate`.
     """
-    in_order = read_semantics(semantics).in_order
+    in_order, overlap = read_semantics(semantics).in_order, bool(costs.overlap)
     lowered = lower_checked(schedule, whole=whole, overlap=overlap)
     if not in_order or schedule.lowered:
         return lowered
@@ -360,7 +360,7 @@ def validate(schedule: Schedule, semantics: Semantics = "rendezvous") -> None:
         ringsim.errors.ScheduleError: stage 0 has no backward pass for microbatch 1 (rank 0). Add 0B1, or 0I1 and 0W1.
     """  # noqa: E501
     try:
-        play_through(lower_for(schedule, semantics, whole=True), Costs(), semantics)
+        play_through(lower_for(schedule, Costs(), semantics, whole=True), Costs(), semantics)
     except Deadlock as stuck:
         rank, action = stuck.diagnosis[0]
         position = schedule.actions[rank].index(action)

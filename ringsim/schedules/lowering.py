@@ -331,12 +331,18 @@ def lower(schedule: Schedule, *, ahead: int = 1, overlap: bool = False) -> Sched
     if schedule.lowered:
         return schedule
     schedule = schedule if overlap else _take_apart(schedule)
-    receives = _list_receives(schedule)
-    rows = (
-        _lower_row(row, schedule.stage_ranks, receives[rank], ahead)
-        for rank, row in enumerate(schedule.actions)
-    )
-    return replace(schedule, actions=tuple(map(tuple, rows)))
+    rows = []
+    for row, receives in zip(schedule.actions, _list_receives(schedule), strict=True):
+        lowered: list[Action] = []
+        position = 0
+        for item in join_pairs(row):
+            position += len(item)
+            while receives and receives[-1][0] - ahead < position:
+                lowered.append(receives.pop()[1])
+            lowered += item
+            lowered += filter(None, [get_send(action, schedule.stage_ranks) for action in item])
+        rows.append(tuple(lowered))
+    return replace(schedule, actions=tuple(rows))
 
 
 def _take_apart(schedule: Schedule) -> Schedule:
@@ -384,32 +390,10 @@ def check_ahead(ahead: int) -> None:
     )
 
 
-def _lower_row(
-    row: tuple[Action, ...],
-    stage_ranks: tuple[int, ...],
-    receives: list[tuple[int, Action]],
-    ahead: int,
-) -> list[Action]:
-    """Returns a rank's row with its sends and receives.
-
-    ``receives`` lists each receive with the position of the computation that it must precede, the
-    first receive at the end.
-    """
-    lowered: list[Action] = []
-    position = 0
-    for item in join_pairs(row):
-        position += len(item)
-        while receives and receives[-1][0] - ahead < position:
-            lowered.append(receives.pop()[1])
-        lowered += item
-        lowered += filter(None, [get_send(action, stage_ranks) for action in item])
-    return lowered
-
-
 def _list_receives(schedule: Schedule) -> list[list[tuple[int, Action]]]:
-    """Lists each rank's receives, the one that the rank must post first at the end.
+    """Lists each rank's receives, with the positions of the computations that they must precede.
 
-    Each receive comes with the position of the computation that it must precede.
+    The receive that a rank must post first comes last.
     """
     needed, sent = _find_messages(schedule)
     earliest: dict[tuple[int, int], int] = {}  # of the receives of a channel so far

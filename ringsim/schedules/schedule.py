@@ -225,11 +225,10 @@ class PhasedRow:
     @cached_property
     def actions(self) -> tuple[Action, ...]:
         """The actions, created on first use."""
-        stage, kind, microbatch, overlaps = (column.tolist() for column in self.columns())
-        actions = map(Action, stage, [COMPUTE_KINDS[code] for code in kind], microbatch)
+        columns = (column.tolist() for column in self.columns())
         return tuple(
-            OverlappingAction(*action) if starts else action
-            for action, starts in zip(actions, overlaps, strict=True)
+            (OverlappingAction if overlaps else Action)(stage, COMPUTE_KINDS[kind], microbatch)
+            for stage, kind, microbatch, overlaps in zip(*columns, strict=True)
         )
 
     def columns(self) -> Columns:

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise, starmap
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -384,7 +384,7 @@ def find_wave(schedule: Schedule, ahead: int = 1) -> Wave | None:
     if not isinstance(schedule.actions, PhasedRows) or schedule.stage_ranks != tuple(range(p)):
         return None
     for known, stride, turn in ((one_f_one_b, 2, p), (gpipe, 1, p - 1 + m)):
-        rows = known(p, m).actions
-        if isinstance(rows, PhasedRows) and rows.rows == schedule.actions.rows:
+        actions: Any = known(p, m).actions
+        if actions.rows == schedule.actions.rows:
             return Wave(p, m, stride, turn, ahead)
     return None

@@ -100,7 +100,7 @@ class Source:
         overlap = bool(self.costs.overlap)
         if not self.in_order:
             return columns_of(self.schedule, self.ahead, overlap=overlap)
-        lowered = lower_for(self.schedule, self.semantics, overlap=overlap)
+        lowered = lower_for(self.schedule, self.costs, self.semantics)
         columns = columns_of(lowered, overlap=overlap)
         return put_in_order(columns, lowered, self.semantics, self.sizes)
 
@@ -441,9 +441,7 @@ class WhatIfs:
         The fraction is 0 if the step takes no time.
         """
         whole = self.makespan * self.busy.shape[1]
-        share: Ints = np.divide(
-            self.idle.sum(axis=1), whole, out=np.zeros(len(self)), where=whole > 0
-        )
+        share: Ints = self.idle.sum(axis=1) / np.where(whole > 0, whole, 1)
         return share
 
     def __repr__(self) -> str:

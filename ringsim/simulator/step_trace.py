@@ -51,29 +51,33 @@ def make_trace(
             f"{float(times.ends.max()):g} s. "
             "Pass the costs in seconds."
         )
+    operations, starts = times.columns, times.starts
+    wanted = np.full(operations.num_ranks, ranks is None)
+    wanted[list(ranks or ())] = True
+    place = np.flatnonzero(wanted[operations.rank])
+    source = operations.sources(place)
+    met = place[(source >= 0) & wanted[source]]
     from_s, until_s = between or (-np.inf, np.inf)
-    part = _Part(times, ranks)
-    some = np.flatnonzero((part.done >= from_s) & (part.begins <= until_s))
-    met = np.flatnonzero(
-        part.is_met & (part.arrived >= from_s) & (np.minimum(part.sent, part.posted) <= until_s)
-    )
+    some = place[(times.ends[place] >= from_s) & (starts[place] <= until_s)]
+    sent, posted = operations.sent_after[met], operations.posted_after[met]
+    begins = np.minimum(times.ends_of(sent), times.ends_of(posted))
+    met = met[(times.arrivals[met] >= from_s) & (begins <= until_s)]
     count = len(some) + 2 * len(met)
     if count > MOST_EVENTS:
         raise ArgumentError(
             f"a trace must have at most {MOST_EVENTS:,} events, got {count:,}. Select a part, for "
             "example with trace(ranks=range(8)) or trace(between=(0, 10))."
         )
-    operations = times.columns
-    groups, group = _groups(operations, part.place[met], part.source[met])
-    payloads, payload = _payloads(operations, part.place[met], sizes)
+    groups, group = _groups(operations, met)
+    payloads, payload = _payloads(operations, met, sizes)
     columns = [
-        *part.list_spans(some),
-        *part.list_messages(met, {"group": group, "payload": payload, "tag": 0}),
+        *_list_spans(times, some, starts[some]),
+        *_list_messages(times, met, {"group": group, "payload": payload, "tag": 0}),
     ]
     joined = {name: np.concatenate([each[name] for each in columns]) for name in columns[0]}
     order = np.lexsort((joined.pop("turn"), joined.pop("slot"), joined["rank"]))
     for name in ("post", "wait", "done"):
-        joined[f"{name}_ns"] = np.rint(joined.pop(name) * _NS).astype(np.int64)
+        joined[f"{name}_ns"] = np.rint(joined.pop(name).astype(np.float64) * _NS).astype(np.int64)
     name = operations.name if ranks is None and between is None else f"part of {operations.name}"
     tables = Tables(groups=groups, payloads=payloads, labels=(STEP + name, *KINDS))
     return Trace(
@@ -81,81 +85,57 @@ def make_trace(
     )
 
 
-class _Part:
-    """The computations of some ranks, with all times in seconds."""
+def _list_spans(times: Times, some: Ints, starts: Ints) -> list[dict[str, Ints]]:
+    """Returns the spans of given computations, and the spans of the step on their ranks."""
+    operations, first = times.columns, times.columns.first
+    rank = operations.rank[some]
+    spans = _rows(
+        "span",
+        rank=rank,
+        slot=2 * some,
+        post=starts,
+        done=times.ends[some],
+        label=operations.kind[some] + 1,  # label 0 is the step's
+        stage=operations.stage[some],
+        microbatch=operations.microbatch[some],
+        # a computation that overlaps with the previous one has a stream of its own
+        thread=starts < times.ends_of(operations.before[some]),
+    )
+    shown = np.unique(rank)
+    last = times.ends[first[shown + 1] - 1]
+    steps = _rows("span", rank=shown, slot=2 * first[shown] - 2, post=0, done=last, label=0)
+    return [spans, steps]
 
-    def __init__(self, times: Times, ranks: Sequence[int] | None) -> None:
-        self.operations = operations = times.columns
-        self.rendezvous = times.rendezvous
-        wanted = np.full(operations.num_ranks, ranks is None)
-        wanted[list(ranks or ())] = True
-        self.place = place = np.flatnonzero(np.repeat(wanted, np.diff(operations.first)))
-        # for each rank
-        lasts = np.where(np.diff(operations.first) > 0, operations.first[1:] - 1, -1)
-        self.before, self.sent, self.posted, self.last = (
-            times.ends_of(each).astype(np.float64)
-            for each in (
-                operations.before[place],
-                operations.sent_after[place],
-                operations.posted_after[place],
-                lasts,
-            )
-        )
-        self.own, self.arrived, self.done = (
-            each[place].astype(np.float64) for each in (times.free, times.arrivals, times.ends)
-        )
-        self.begins = np.maximum(self.own, self.arrived)
-        self.source = operations.sources(place)
-        self.is_met = (self.source >= 0) & wanted[self.source]
 
-    def list_spans(self, some: Ints) -> list[dict[str, Ints]]:
-        """Returns the spans of given computations, and the spans of the step on their ranks."""
-        operations, place = self.operations, self.place[some]
-        rank, first = operations.rank[place], operations.first
-        spans = _rows(
-            "span",
-            rank=rank,
-            slot=2 * place,
-            post=self.begins[some],
-            done=self.done[some],
-            label=operations.kind[place] + 1,  # label 0 is the step's
-            stage=operations.stage[place],
-            microbatch=operations.microbatch[place],
-            # a computation that overlaps with the previous one has a stream of its own
-            thread=self.begins[some] < self.before[some],
-        )
-        shown = np.unique(rank)
-        slot = 2 * first[shown] - 2
-        steps = _rows("span", rank=shown, slot=slot, post=0, done=self.last[shown], label=0)
-        return [spans, steps]
-
-    def list_messages(self, met: Ints, same: dict[str, Any]) -> list[dict[str, Ints]]:
-        """Returns the sends and the receives of given messages."""
-        operations, place, sender = self.operations, self.place[met], self.source[met]
-        rank, sent, arrived = operations.rank[place], self.sent[met], self.arrived[met]
-        made, after = operations.sent_after[place], operations.posted_after[place]
-        sends = _rows(
-            "isend",
-            rank=sender,
-            slot=2 * made + 1,
-            post=sent,
-            wait=self.last[sender],
-            done=np.maximum(self.last[sender], arrived if self.rendezvous else sent),
-            peer=rank,
-            **same,
-        )
-        receives = _rows(
-            "irecv",
-            rank=rank,
-            slot=2 * np.where(after >= 0, after, operations.first[rank] - 1) + 1,
-            turn=1 + made,
-            post=self.posted[met],
-            wait=self.own[met],
-            done=np.maximum(self.own[met], arrived),
-            peer=sender,
-            **same,
-        )
-        return [sends, receives]
+def _list_messages(times: Times, met: Ints, same: dict[str, Any]) -> list[dict[str, Ints]]:
+    """Returns the sends and the receives of given messages."""
+    operations, first = times.columns, times.columns.first
+    rank, sender = operations.rank[met], operations.sources(met)
+    made, after = operations.sent_after[met], operations.posted_after[met]
+    sent, own, arrived = times.ends_of(made), times.free[met], times.arrivals[met]
+    last = times.ends[first[sender + 1] - 1]  # of the sender
+    sends = _rows(
+        "isend",
+        rank=sender,
+        slot=2 * made + 1,
+        post=sent,
+        wait=last,
+        done=np.maximum(last, arrived if times.rendezvous else sent),
+        peer=rank,
+        **same,
+    )
+    receives = _rows(
+        "irecv",
+        rank=rank,
+        slot=2 * np.where(after >= 0, after, first[rank] - 1) + 1,
+        turn=1 + made,
+        post=times.ends_of(after),
+        wait=own,
+        done=np.maximum(own, arrived),
+        peer=sender,
+        **same,
+    )
+    return [sends, receives]
 
 
 def check_between(between: object) -> None:
@@ -179,14 +159,14 @@ def _rows(op: str, **given: Any) -> dict[str, Ints]:
     return {name: np.broadcast_to(each, len(given["rank"])) for name, each in columns.items()}
 
 
-def _groups(operations: Columns, some: Ints, source: Ints) -> tuple[tuple[Group, ...], Ints]:
+def _groups(operations: Columns, some: Ints) -> tuple[tuple[Group, ...], Ints]:
     """Returns the groups of the messages, and the number of each message's group.
 
     A message's group is the ring's edge that carries the activations.
     """
     size = operations.num_ranks
     forward = operations.kind[some] == FORWARD
-    rank = operations.rank[some]
+    rank, source = operations.rank[some], operations.sources(some)
     begin, end = np.where(forward, source, rank), np.where(forward, rank, source)
     edge = np.where(
         end == (begin + 1) % size, begin, np.where(begin == (end + 1) % size, end, size)
