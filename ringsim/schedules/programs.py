@@ -347,13 +347,13 @@ class _Runner:
         """Returns a cycle of waits, or nothing if every wait leads to a rank that has ended."""
         stuck = {each.rank: each for each in self.list_blocked()}
         for first in stuck.values():
-            path: dict[_Place, Blocked] = {}
+            path: list[Blocked] = []
             here: Blocked | None = first
-            while here is not None and (here.rank, here.head) not in path:
-                path[here.rank, here.head] = here
+            while here is not None and here not in path:
+                path.append(here)
                 here = self._follow(here, stuck.get(here.peer))
             if here is not None:
-                return tuple(path.values())[[*path].index((here.rank, here.head)) :]
+                return tuple(path[path.index(here) :])
         return ()
 
     def _follow(self, blocked: Blocked, wait: Blocked | None) -> Blocked | None:

@@ -59,7 +59,6 @@ class Columns:
 
     Attributes:
         name: the name of the schedule.
-        num_microbatches: the number of microbatches in the step.
         stage_ranks: the rank of each stage.
         first: the index of each rank's first computation, followed by n; shape (ranks + 1,).
         stage: the stage of each computation.
@@ -79,7 +78,6 @@ class Columns:
     """
 
     name: str
-    num_microbatches: int
     stage_ranks: tuple[int, ...]
     first: Ints
     stage: Ints
@@ -145,11 +143,8 @@ class Columns:
 
     def sources(self, operations: Ints) -> Ints:
         """Returns the ranks that send the computations' messages, or -1 if there is no message."""
-        owner = np.array([*self.stage_ranks, -1])
-        step = np.where(self.kind[operations] == FORWARD, -1, 1)
-        sources: Ints = owner[
-            np.where(self.sent_after[operations] >= 0, self.stage[operations] + step, -1)
-        ]
+        after = self.sent_after[operations]
+        sources: Ints = np.where(after >= 0, self.rank[after], -1)
         return sources
 
 
@@ -210,9 +205,8 @@ def columns_of(schedule: Schedule, ahead: int = 1, *, overlap: bool = False) -> 
         each[computes].astype(np.int32) for each in (actions.stage, actions.microbatch)
     )
     return Columns(
-        schedule.name, schedule.num_microbatches, schedule.stage_ranks, begins, stage,
-        actions.kind[computes], microbatch, actions.overlaps[computes],
-        sent_after, posted_after, queued_after,
+        schedule.name, schedule.stage_ranks, begins, stage, actions.kind[computes], microbatch,
+        actions.overlaps[computes], sent_after, posted_after, queued_after,
     )  # fmt: skip
 
 
