@@ -46,12 +46,8 @@ class Settings:
 
     def _list_constants(self) -> dict[str, Any]:
         constants: dict[str, Any] = {"semantics": self.semantics, "seed": self.seed}
-        if isinstance(self.link, Link):
-            constants["links"] = {"all": _write_link(self.link)}
-        elif self.link is not None:
-            constants["links"] = {
-                f"{src}>{dst}": _write_link(each) for (src, dst), each in self.link.items()
-            }
+        if self.link is not None:
+            constants["links"] = write_links(self.link)
         if self.topology is not None:
             constants["topology"] = repr(self.topology)
         if self.compute is not None:
@@ -62,5 +58,8 @@ class Settings:
         return constants
 
 
-def _write_link(link: Link) -> dict[str, float]:
-    return {"alpha_s": link.alpha_s, "beta_s_per_byte": link.beta_s_per_byte}
+def write_links(given: GivenLinks) -> dict[str, dict[str, float]]:
+    """Returns a link, or the links between ranks, for the metadata of a trace."""
+    if isinstance(given, Link):
+        return {"all": {"alpha_s": given.alpha_s, "beta_s_per_byte": given.beta_s_per_byte}}
+    return {f"{src}>{dst}": write_links(link)["all"] for (src, dst), link in given.items()}
