@@ -451,9 +451,8 @@ def _go_through(parts: Sequence[Part], links: SharedLinks, rounds: Iterator[_Rou
         ways, latencies = next(rounds, ([], 0))
         under_way = len(ways)
         for source, to, amount in ways:
-            links.carry_part(
-                group.number, group.ranks[source], group.ranks[to], amount, latencies, arrive
-            )
+            src, dst = group.ranks[source], group.ranks[to]
+            links.carry(src, dst, amount, arrive, group.number, latencies)
         if not ways:
             _complete(parts, time_s)
 

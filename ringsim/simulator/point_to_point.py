@@ -41,7 +41,7 @@ from ringsim.comm.torch_private import outside_modes
 from ringsim.diagnose.mismatches import disagreement
 from ringsim.errors import ArgumentError, MessageMismatch, say
 from ringsim.simulator.clock import Clock, Rank
-from ringsim.simulator.links import Arrived, Links, SharedCores
+from ringsim.simulator.links import Arrived, Links, SharedCores, SharedLinks
 from ringsim.simulator.work import (
     NEVER,
     PayloadKind,
@@ -262,11 +262,11 @@ class RendezvousMatcher:
 
     def _carry(self, send: SimulatedMessage, arrived: Arrived, apart_s: float = NEVER) -> None:
         """Carries a message, and calls ``arrived`` with the arrival time once it is known."""
-        arrives_s = self._links.carry(
-            send.rank.number, send.peer, send.kind.size_bytes, self._clock.now, arrived, apart_s
-        )
-        if arrives_s is not None:
-            arrived(arrives_s)
+        links, src, size_bytes = self._links, send.rank.number, send.kind.size_bytes
+        if isinstance(links, SharedLinks):
+            links.carry(src, send.peer, size_bytes, arrived)
+        else:
+            arrived(links.carry(src, send.peer, size_bytes, self._clock.now, apart_s))
 
 
 class Buffered(RendezvousMatcher):

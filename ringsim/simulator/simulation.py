@@ -244,14 +244,7 @@ class Simulation:
         kind = STACKS[settings.stacks]
         self._clock = clock = Clock(self._isolation, kind, measures=settings.measures)
         self._recorder = recorder = _make_recorder(clock, size)
-        links = make_links(
-            clock,
-            size,
-            link=settings.link,
-            topology=settings.topology,
-            inject=settings.inject,
-            seed=settings.seed,
-        )
+        links = make_links(clock, settings)
         clock.cores = links.cores if isinstance(links, SharedCores) else None
         costs = settings.compute
         self._costs = costs if isinstance(costs, PostingCosts) else None
