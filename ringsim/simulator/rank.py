@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -33,7 +34,7 @@ from ringsim.faults import make_failure
 from ringsim.simulator.clock import Clock, Rank
 from ringsim.simulator.collective_ops import Part, meet
 from ringsim.simulator.links import Links, SharedCores
-from ringsim.simulator.point_to_point import Channel, RendezvousMatcher, SimulatedMessage
+from ringsim.simulator.point_to_point import Matcher, SimulatedMessage
 from ringsim.simulator.work import PayloadKind, Team
 from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES, Payload
 from ringsim.traces.recorder import Post, Recorder
@@ -47,7 +48,7 @@ class Shared:
     recorder: Recorder
     records: bool  # whether operations are recorded
     links: Links
-    matcher: RendezvousMatcher
+    matcher: Matcher
     costs: PostingCosts | None  # the cost of posting a message
     kinds: dict[Any, PayloadKind] = field(default_factory=dict)
     on_new_kind: Callable[[], None] = lambda: None
@@ -55,13 +56,14 @@ class Shared:
     checks: Prechecks = field(init=False)
     post_send: Post = field(init=False)
     post_recv: Post = field(init=False)
-    post_collective: dict[str, Post] = field(default_factory=dict)
+    poster_of: Callable[[str], Post] = field(init=False)  # by the name of a collective
 
     def __post_init__(self) -> None:
-        recorder = self.recorder
-        self.checks = Prechecks(recorder)
-        self.post_send = recorder.make_post(OP_CODES["isend"], SEND_NAMES)
-        self.post_recv = recorder.make_post(OP_CODES["irecv"], RECV_NAMES)
+        make_post = self.recorder.make_post
+        self.checks = Prechecks(self.recorder)
+        self.post_send = make_post(OP_CODES["isend"], SEND_NAMES)
+        self.post_recv = make_post(OP_CODES["irecv"], RECV_NAMES)
+        self.poster_of = cache(lambda name: make_post(OP_CODES[name], COLLECTIVE_NAMES))
 
     def kind_of(self, tensors: Sequence[Tensor], copies: int = 1, op: Any = None) -> PayloadKind:
         """Returns the kind of an operation on given tensors.
@@ -96,14 +98,6 @@ class Shared:
     def make_kind(self, payload: Payload) -> PayloadKind:
         """Returns the kind of operations with a given payload."""
         return PayloadKind(self.recorder.payload(*payload), payload, payload.size_bytes)
-
-    def poster_of(self, name: str) -> Post:
-        """Returns the function that records the post of a collective."""
-        post = self.post_collective.get(name)
-        if post is None:
-            post = self.recorder.make_post(OP_CODES[name], COLLECTIVE_NAMES)
-            self.post_collective[name] = post
-        return post
 
 
 class SimulatedRank(Rank):
@@ -164,7 +158,7 @@ class SimulatedRank(Rank):
         src, dst = (self.number, other) if sends else (other, self.number)
         channel = shared.matcher.channel_of(team, src, dst, tag, self.batch is None)
         if not channel.connection.is_open:  # as on Gloo, the operation is posted, and then fails
-            self._refuse_closed(channel, other, post(team.number, other, tag, kind.number))
+            self._refuse_closed(other, post(team.number, other, tag, kind.number))
         if self._hooked:
             name = "isend" if sends else "irecv"
             self._before_operation(name, team.number, other, tag, kind.number)
@@ -199,7 +193,7 @@ class SimulatedRank(Rank):
             checks.refuse(what, remedy, attempt, post)
         return other, kind
 
-    def _refuse_closed(self, channel: Channel, other: int, slot: Any) -> None:
+    def _refuse_closed(self, other: int, slot: Any) -> None:
         if self._records:
             self.recorder.complete(slot, ERROR)
         closed = Refused(
