@@ -331,14 +331,14 @@ class SharedLinks:
         if flow.left_bytes == 0 or not flow.route.edges:
             self._end(flow)
             return
-        flow.settled_s = self._clock.now_s()
+        flow.settled_s = self._clock.now
         flow.end = partial(self._end, flow)
         for edge in flow.route.edges:
             self._users[edge][flow] = None
         self._change(flow.route.edges)
 
     def _end(self, flow: _Flow) -> None:
-        now_s, route = self._clock.now_s(), flow.route
+        now_s, route = self._clock.now, flow.route
         route.flows.popleft()
         if flow.pace >= 0:
             for edge in route.edges:
@@ -355,14 +355,14 @@ class SharedLinks:
         Many flows may begin or end at the same time.
         """
         if not self._changed:
-            self._clock.at(self._clock.now_s(), self._share)
+            self._clock.at(self._clock.now, self._share)
         self._changed.update(dict.fromkeys(edges))
 
     def _share(self) -> None:
         """Computes new paces for the flows on changed links, for the flows they meet, and so on."""
         flows = self._meeting(self._changed)
         self._changed.clear()
-        now_s = self._clock.now_s()
+        now_s = self._clock.now
         for flow, pace in zip(
             flows, fair_paces([flow.route.edges for flow in flows], self._paces), strict=True
         ):

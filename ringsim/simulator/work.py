@@ -102,37 +102,35 @@ def check_storage(tensor: torch.Tensor) -> int:
 
 
 def copy_tensor(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies a tensor into another, regardless of the calling rank's torch modes."""
+    """Copies a tensor into another with as many elements. Both may be without data.
+
+    The calling rank's torch modes have no effect.
+    """
     with outside_modes():
-        _copy_data(source, target)
-
-
-def _copy_data(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies a tensor into another with as many elements. Both may be without data."""
-    if source.is_meta or target.is_meta:
-        if source.is_meta and target.is_meta:
-            return
-        raise ArgumentError(
-            f"only one side of the message has data: the sender's tensor is on {source.device}, "
-            f"the receiver's on {target.device}. "
-            "Create both tensors on the same device."
-        )
-    size_bytes, room = check_storage(source), check_storage(target)
-    if size_bytes != room:
-        raise ArgumentError(
-            "a tensor changed its size before its operation finished: the sender's has "
-            f"{size_bytes:,} bytes, the receiver's {room:,}. "
-            "Resize it after wait()."
-        )
-    if source.requires_grad or target.requires_grad:
-        source, target = source.detach(), target.detach()
-    try:
-        target.copy_(source)
-    except RuntimeError:
-        # shapes differ, or the target is an inference tensor, which is writable only in inference
-        # mode
-        with torch.inference_mode():
-            target.copy_(source.reshape(target.shape))
+        if source.is_meta or target.is_meta:
+            if source.is_meta and target.is_meta:
+                return
+            raise ArgumentError(
+                "only one side of the message has data: the sender's tensor is on "
+                f"{source.device}, the receiver's on {target.device}. "
+                "Create both tensors on the same device."
+            )
+        size_bytes, room = check_storage(source), check_storage(target)
+        if size_bytes != room:
+            raise ArgumentError(
+                "a tensor changed its size before its operation finished: the sender's has "
+                f"{size_bytes:,} bytes, the receiver's {room:,}. "
+                "Resize it after wait()."
+            )
+        if source.requires_grad or target.requires_grad:
+            source, target = source.detach(), target.detach()
+        try:
+            target.copy_(source)
+        except RuntimeError:
+            # shapes differ, or the target is an inference tensor, which is writable only in
+            # inference mode
+            with torch.inference_mode():
+                target.copy_(source.reshape(target.shape))
 
 
 def describe_payload(payload: Payload) -> str:
