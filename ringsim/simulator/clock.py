@@ -80,7 +80,7 @@ class Rank:
         self.thread, self.native_thread = _thread.get_ident(), _thread.get_native_id()
         try:
             if self._thrown is None and self.function is not None:
-                self.clock.begin(self)
+                self.clock.go_on(self)
                 self.function()
         finally:  # in any case, a different rank gets the baton
             self.clock.leave(self)
@@ -236,7 +236,7 @@ class Clock:
         if to is not me:
             self._hand_to(to)
             me.wait_for_baton()
-            self._go_on(me)
+            self.go_on(me)
         me.raise_thrown()
         while me.errands:
             me.errands.pop(0)()
@@ -273,6 +273,11 @@ class Clock:
         """Returns whether the calling thread belongs to the running rank."""
         return _thread.get_ident() == self.current.thread
 
+    @property
+    def own(self) -> Isolated:
+        """The state of the calling rank, or the state that all other threads share."""
+        return (self.current if self.is_rank() else self._outside).own
+
     def check_thread(self) -> None:
         """Raises an error if the calling thread was started by a worker."""
         if _thread.get_ident() != self.current.thread:
@@ -289,7 +294,11 @@ class Clock:
             rank.function, rank.ended = function, False
             self.ranks.append(rank)
         self._ready += self.ranks
-        self._give_way_to_all()
+        to = self._next()
+        if to is not self._outside:
+            self._hand_to(to)
+            self._outside.wait_for_baton()
+            self.go_on(self._outside)
         if self._refusal is not None:
             started = sum(rank.thread > 0 for rank in self.ranks)
             raise RingError(
@@ -303,7 +312,7 @@ class Clock:
         rank = self.current
         self.leave(rank)
         rank.wait_for_baton()
-        self._go_on(rank)
+        self.go_on(rank)
 
     def begin_again(self) -> None:
         """Prepares for the next run: forgets what is due, and begins to count ``now_ns`` again."""
@@ -319,20 +328,13 @@ class Clock:
         self._stands = True
         self._hand_to(rank, error)
         self._outside.wait_for_baton()
-        self._go_on(self._outside)
+        self.go_on(self._outside)
 
     def leave(self, rank: Rank) -> None:
         """Marks a rank as ended and passes on the baton. This is the last call of every rank."""
         rank.ended = True
         self.ended_ns = self.now_ns
         self._hand_to(self._next())
-
-    def _give_way_to_all(self) -> None:
-        to = self._next()
-        if to is not self._outside:
-            self._hand_to(to)
-            self._outside.wait_for_baton()
-            self._go_on(self._outside)
 
     def _next(self) -> Rank:
         """Makes the calls that are due. Returns the first due rank, or ``_outside`` if none is."""
@@ -366,13 +368,9 @@ class Clock:
             self._refusal, self.current = refusal, self._outside
             self._outside.wake()
 
-    def _go_on(self, me: Rank) -> None:
+    def go_on(self, me: Rank) -> None:
         """Restores the state of the rank that has just received the baton."""
         if me is not self._outside:
             self._isolation.put(me.own)
         if self.measures:
             self._resumed_s = time.thread_time()
-
-    def begin(self, rank: Rank) -> None:
-        """Prepares a rank for its first turn."""
-        self._go_on(rank)

@@ -21,6 +21,7 @@ import pickle
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -29,29 +30,20 @@ import numpy.random  # loaded before processes are forked
 import torch
 
 
+@dataclass(slots=True, eq=False)
 class Isolated:
     """The state of one rank while another rank runs."""
 
-    __slots__ = (
-        "generator",
-        "handlers",
-        "main",
-        "seed",
-        "settings",
-        "streams",
-        "variables",
-        "world",
-    )
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.generator: torch.Tensor | None = None  # None before the rank has started
-        self.settings: tuple[Any, ...] | None = None  # None for the initial settings
-        self.main: ModuleType | None = None
-        self.streams: dict[Any, Any] = {}  # the generators for `random` and `np.random`
-        self.variables: dict[str, str | None] = {}  # environment variables; None if removed
-        self.handlers: dict[int, Any] = {}  # signal handlers
-        self.world: dict[str, Any] = {}  # torch's tables of groups
+    seed: int
+    generator: torch.Tensor | None = None  # None before the rank has started
+    settings: tuple[Any, ...] | None = None  # None for the initial settings
+    main: ModuleType | None = None
+    streams: dict[Any, Any] = field(
+        default_factory=dict
+    )  # the generators for `random`, `np.random`
+    variables: dict[str, str | None] = field(default_factory=dict)  # of the environment
+    handlers: dict[int, Any] = field(default_factory=dict)  # of signals
+    world: dict[str, Any] = field(default_factory=dict)  # torch's tables of groups
 
 
 class _Nothing:

@@ -48,13 +48,17 @@ def _look(clock: Clock, over: threading.Event) -> None:
             _report(clock)
 
 
-def _used_time(thread: int) -> tuple[str, ...]:
-    """Returns a thread's CPU time in ticks, or () if the system hides it."""
+def _used_time(thread: int) -> list[str]:
+    """Returns a thread's CPU time in ticks, or [] if the system hides it."""
+    return _read(thread, "stat").rpartition(")")[2].split()[11:13]
+
+
+def _read(thread: int, name: str) -> str:
+    """Returns a file about a thread, or "" if the system hides it."""
     try:
-        fields = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/self/task/{thread}/{name}").read_text()
     except OSError:
-        return ()
-    return tuple(fields[11:13])
+        return ""
 
 
 def _frame_of(thread: int) -> FrameType | None:
@@ -71,7 +75,7 @@ def _is_stuck(rank: Rank) -> bool:
         return True
     if file.startswith(_OF_PYTHON):
         return waits_without_end(rank.native_thread) is True and not _has_threads(rank.clock)
-    return "futex" in _channel_of(rank.native_thread)
+    return "futex" in _read(rank.native_thread, "wchan")  # the kernel function where it sleeps
 
 
 def _has_threads(clock: Clock) -> bool:
@@ -83,14 +87,6 @@ def _has_threads(clock: Clock) -> bool:
         and not thread.name.startswith(OUR_THREADS)
         for thread in threading.enumerate()
     )
-
-
-def _channel_of(thread: int) -> str:
-    """Returns the kernel function in which a thread is sleeping, or "" if the system hides it."""
-    try:
-        return Path(f"/proc/self/task/{thread}/wchan").read_text()
-    except OSError:
-        return ""
 
 
 def _report(clock: Clock) -> None:
