@@ -87,7 +87,7 @@ class Outcome:
     Attributes:
         trace: the trace of the simulation.
         error: the error that ended the simulation, or None.
-        diagnosis: the reason for the error, or None if unknown.
+        diagnosis: the reason why the ranks of an interrupted simulation wait, or None.
         more: further facts, depending on the kind of simulation.
     """
 
@@ -114,9 +114,8 @@ def begin(kind: Callable[..., Any], process: Process, *run: Any) -> Any:
     _pin_to_one_core()
     gc.freeze()  # the garbage collector need not scan the existing objects again and again
     gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
-    simulation = kind(*run)
+    simulation = kind(process, *run)
     process.hand_over = simulation.interrupt
-    simulation.give_up, simulation.process = process.finish, process
     return simulation
 
 
@@ -168,10 +167,6 @@ class _Outputs:
     def hide(self, text: str) -> None:
         """Keeps output that print suppression hides, without showing it."""
         self._kept[self._clock.current.number].append(text)
-
-    def flush(self) -> None:
-        """Shows pending output immediately."""
-        self.shown.flush()
 
     def isatty(self) -> bool:
         """Returns False, because a rank's output goes through this object first."""
@@ -226,23 +221,26 @@ class Simulation:
     """One run of a worker on simulated ranks.
 
     Args:
+        process: the process, which must run nothing else.
         packed: the worker and its arguments, pickled.
         settings: the settings of the simulation.
         cells: the names of notebook cells, by file.
     """
 
-    process: Process
     _debug = False  # whether an error keeps the variables of ranks
     # called on the rank that is about to post an operation
     _on_operation: Callable[[Attempt], None] | None = None
 
-    def __init__(self, packed: bytes, settings: Settings, cells: Mapping[str, str]) -> None:
-        self._settings = settings
+    def __init__(
+        self, process: Process, packed: bytes, settings: Settings, cells: Mapping[str, str]
+    ) -> None:
+        self.process, self._settings = process, settings
         self._size = size = settings.world_size
         self._members = tuple(range(size))  # the rings of all ranks share this tuple
         self._isolation = Isolation(settings.seed)
-        kind = STACKS[settings.stacks]
-        self._clock = clock = Clock(self._isolation, kind, measures=settings.measures)
+        self._clock = clock = Clock(
+            self._isolation, STACKS[settings.stacks], measures=settings.measures
+        )
         self._recorder = recorder = _make_recorder(clock, size)
         links = make_links(clock, settings)
         clock.cores = links.cores if isinstance(links, SharedCores) else None
@@ -255,7 +253,6 @@ class Simulation:
         self._worlds = Worlds(self._shared, size, self._isolation)
         self._ranks = [self._make_rank(number) for number in range(size)]
         self._outputs = _Outputs(clock, size)
-        self.give_up: Callable[[Outcome], None] = lambda _: None
         clock.give_up = self._report_wait
         self._begin(packed, cells)
 
@@ -266,7 +263,7 @@ class Simulation:
         self._returned: set[int] = set()
         self._reports: list[Report] = []
         self._variables: dict[int, str] = {}  # by rank
-        self._stuck: frozenset[int] = frozenset()  # the ranks that had to be ended
+        self._stuck: set[int] = set()  # the ranks that had to be ended
         self._given_up_ns: int | None = None  # the time at which they were ended
 
     def finish(self) -> Outcome:
@@ -288,7 +285,7 @@ class Simulation:
                 error.diagnosis = found
         if error is not None:
             error.variables = self._variables
-            return Outcome(error.trace, error, error.diagnosis)
+            return Outcome(error.trace, error)
         return Outcome(self._make_trace(complete=True))
 
     def interrupt(self) -> Outcome:
@@ -300,7 +297,7 @@ class Simulation:
     def _report_wait(self, reason: str) -> None:
         """Ends the run because a rank can never give way. A different thread calls this method."""
         error = RingError(reason, trace=self._make_trace(complete=False))
-        self.give_up(Outcome(error.trace, error))
+        self.process.finish(Outcome(error.trace, error))
 
     def _prepare_process(self) -> None:
         """Replaces process-wide objects that must differ between ranks."""
@@ -447,13 +444,14 @@ class Simulation:
         diagnosis = tell_partings(diagnosis, events)
         text = str(diagnosis)
         self._give_up(stuck)
+        make_verdict = functools.partial(impose, diagnosis.kind, text)
         for rank in stuck:
-            rank.refuse(lambda: impose(diagnosis.kind, text), _MOST_REFUSALS)
+            rank.refuse(make_verdict, _MOST_REFUSALS)
         for rank in stuck:
             for _ in range(_MOST_REFUSALS):  # a rank may catch the error and wait again
                 if rank.ended:
                     break
-                self._clock.throw(rank, impose(diagnosis.kind, text))
+                self._clock.throw(rank, make_verdict())
         self._end(stuck)
         if any(report.waited for report in self._reports):
             return None
@@ -490,10 +488,8 @@ class Simulation:
 
         Events recorded by these ranks get later timestamps, although no time passes.
         """
-        self._stuck, self._given_up_ns = (
-            frozenset(rank.number for rank in ranks),
-            self._clock.now_ns,
-        )
+        self._stuck = {rank.number for rank in ranks}
+        self._given_up_ns = self._clock.now_ns
         self._clock.set(self._clock.now + _TICK_S)
 
     def _end(self, ranks: Sequence[SimulatedRank]) -> None:

@@ -31,6 +31,7 @@ from ringsim.comm.torch_private import (
     UNREGISTER_ALL,
     WORLD,
     Future,
+    Place,
 )
 from ringsim.diagnose.failure import place_text
 from ringsim.errors import RendezvousFailed
@@ -92,11 +93,8 @@ class RankWorld:
     def default_pg(self, group: Any) -> None:
         self.group = group
 
-    @property
-    def pg_config_info(self) -> list[dict[str, Any]]:
-        """The rank's groups and their configurations, in the form that torch lists them."""
-        read: Any = distributed_c10d._World.pg_config_info
-        return read.fget(self)  # type: ignore[no-any-return]
+    # the rank's groups and their configurations, in the form that torch lists them
+    pg_config_info = distributed_c10d._World.pg_config_info
 
 
 @dataclass
@@ -135,6 +133,7 @@ class Worlds:
         isolation: the object that keeps the ranks apart.
 
     Attributes:
+        teams: all groups, in the order of creation.
         pairs: the groups of the ring, by the place of the predecessor; empty if there is only one
             rank.
     """
@@ -142,32 +141,24 @@ class Worlds:
     def __init__(self, shared: Shared, size: int, isolation: Isolation) -> None:
         self._shared, self._clock, self._recorder = shared, shared.clock, shared.recorder
         self._ranks = tuple(range(size))
-        self._mapping = {rank: rank for rank in self._ranks}
         self._store = dist.HashStore()  # type: ignore[attr-defined]
         self._world = isolation.world = RankWorld(shared.clock)
         shared.clock.refuse_thread = self._refuse_thread
-        self._teams: list[Team] = []
+        self.teams: list[Team] = []
         self._generations: list[_Generation] = []
         self.pairs: list[SimulatedGroup] = []
         self._registered: dict[str, Any] = {}
-        self._register_in_cpp: Callable[..., None] = getattr(*REGISTER)
-        self._unregister_in_cpp: Callable[[str], None] = getattr(*UNREGISTER)
         self._post = shared.recorder.make_post(_NEW_GROUP)
         self.begin_again()
         self._install()
 
     def begin_again(self) -> None:
         """Makes the world and the ring of all ranks, and leaves the earlier ones."""
-        self._teams.clear()
+        self.teams.clear()
         self._first = len(self._generations)  # the generation that ranks join at first
         self._begin_generation()
         if len(self._ranks) > 1:
             self.pairs = self._make_pairs()
-
-    @property
-    def teams(self) -> list[Team]:
-        """All groups, in the order of creation."""
-        return self._teams
 
     @property
     def makings(self) -> list[SimulatedWork]:
@@ -181,12 +172,16 @@ class Worlds:
 
     # -- groups
 
-    def _make_team(self, name: str, ranks: tuple[int, ...], generation: int) -> Team:
+    def _number(self, name: str, ranks: tuple[int, ...], generation: int) -> int:
+        """Returns the number of a group in the trace."""
         self._recorder.world = generation
         number = self._recorder.group(name, ranks)
         self._recorder.world = 0
-        team = Team(self._clock, name, ranks, number)
-        self._teams.append(team)
+        return number
+
+    def _make_team(self, name: str, ranks: tuple[int, ...], generation: int) -> Team:
+        team = Team(self._clock, name, ranks, self._number(name, ranks, generation))
+        self.teams.append(team)
         return team
 
     def _begin_generation(self) -> _Generation:
@@ -227,7 +222,6 @@ class Worlds:
         """
         members, desc, world = tuple(ranks), group_desc or "undefined", self._world
         generation = self._generations[world.generation]
-        making: _Making | None
         if not group_name.isdigit():  # only its members create this group
             making, makers = self._find_local(generation, group_name, members, desc)
         else:
@@ -270,9 +264,7 @@ class Worlds:
         rank: Any = self._clock.current
         shared, team, now_s = self._shared, making.group.team, self._clock.now
         if makers.number == NONE:
-            self._recorder.world = self._world.generation
-            makers.number = self._recorder.group(GROUPS, self._ranks)
-            self._recorder.world = 0
+            makers.number = self._number(GROUPS, self._ranks, self._world.generation)
         fits = team.ranks == members
         kind = making.kind if fits else self._kind_of(members)
         slots: tuple[Any, ...] = ()
@@ -318,15 +310,15 @@ class Worlds:
         world = self._world
         world.default_pg = default
         world.group_count = 1
-        self._list(default, self._mapping)
+        self._list(default)
 
-    def _list(self, group: SimulatedGroup, mapping: dict[int, int] | None = None) -> None:
+    def _list(self, group: SimulatedGroup) -> None:
         world, name = self._world, group.group_name
         store = PrefixStore(f"{world.generation}/{name}/", self._store)
         world.pg_map[group] = (_BACKEND, store)
         world.pg_names[group] = name
         world.pg_backend_config[group] = f"cpu:{_BACKEND}"
-        world.pg_group_ranks[group] = mapping or group.team.places
+        world.pg_group_ranks[group] = group.team.places
         world.pg_to_tag[group] = f"ptd:{name}"
         world.tags_to_pg.setdefault("", []).append(group)
         world.tags_to_pg[f"ptd:{name}"] = [group]
@@ -349,17 +341,20 @@ class Worlds:
 
     def _install(self) -> None:
         """Replaces the parts of torch that assume one rank per process."""
-        setattr(*WORLD, self._world)
-        setattr(*REGISTER, self._register)
-        setattr(*UNREGISTER, lambda _name: None)  # because other ranks may still use the group
-        setattr(*UNREGISTER_ALL, lambda: None)
-        setattr(*SET_DEFAULT, self._make_set_default(getattr(*SET_DEFAULT)))
-        setattr(*CHECK_BATCH, self._make_check_batch(getattr(*CHECK_BATCH)))
-        Future.wait = self._make_wait(Future.wait)
         let_stores_give_way(self._clock)
         init = self._make_init(dist.init_process_group)
-        dist.init_process_group = distributed_c10d.init_process_group = init
-        put(self._shared.checks.replacements)
+        replacements: dict[Place, Any] = {
+            WORLD: self._world,
+            REGISTER: self._register,
+            UNREGISTER: lambda _name: None,  # because other ranks may still use the group
+            UNREGISTER_ALL: lambda: None,
+            SET_DEFAULT: self._set_default,
+            CHECK_BATCH: self._begin_batch,
+            (Future, "wait"): self._make_wait(Future.wait),
+            (dist, "init_process_group"): init,
+            (distributed_c10d, "init_process_group"): init,
+        }
+        self._originals = put(replacements | self._shared.checks.replacements)
 
     def _register(self, name: str, group: Any) -> None:
         """Registers a group by its name, so that C++ finds it in one table for all ranks."""
@@ -367,34 +362,24 @@ class Worlds:
         if known is group:
             return
         if known is not None:
-            self._unregister_in_cpp(name)
+            self._originals[UNREGISTER](name)
         self._registered[name] = group
-        self._register_in_cpp(name, group)
+        self._originals[REGISTER](name, group)
 
-    def _make_set_default(self, call: Callable[..., None]) -> Callable[..., None]:
-        """Creates the replacement for torch's function that sets a rank's default group."""
+    def _set_default(self, group: Any) -> None:
+        """Sets the calling rank's default group."""
+        self._originals[SET_DEFAULT](group)
+        if group is None:
+            self._recorder.mark(DESTROYED)
+            self._world.generation += 1
+            self._world.made = 0
+            self._world.asked = False
 
-        @functools.wraps(call)
-        def set_default(group: Any) -> None:
-            call(group)
-            if group is None:
-                self._recorder.mark(DESTROYED)
-                self._world.generation += 1
-                self._world.made = 0
-                self._world.asked = False
-
-        return set_default
-
-    def _make_check_batch(self, call: Callable[..., None]) -> Callable[..., None]:
-        """Creates the replacement for the function that ``batch_isend_irecv`` calls first."""
-
-        @functools.wraps(call)
-        def check_batch(p2p_op_list: Any) -> None:
-            call(p2p_op_list)
-            rank: Any = self._clock.current
-            rank.begin_batch(len(p2p_op_list))
-
-        return check_batch
+    def _begin_batch(self, p2p_op_list: Any) -> None:
+        """Checks and announces the messages of ``batch_isend_irecv``, which calls this first."""
+        self._originals[CHECK_BATCH](p2p_op_list)
+        rank: Any = self._clock.current
+        rank.begin_batch(len(p2p_op_list))
 
     def _make_init(self, call: Callable[..., None]) -> Callable[..., None]:
         """Creates the ``init_process_group`` that joins the existing ranks."""
