@@ -78,7 +78,10 @@ class Isolation:
         self.world: Any = _Nothing()
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        self._read: list[Callable[[], Any]] = [random.getstate, np.random.get_state]
+        self._read: dict[str, Callable[[], Any]] = {
+            "random": random.getstate,
+            "numpy.random": np.random.get_state,
+        }
         self._begin = self._read_streams()
         for module, name, method in _list_functions():
             setattr(module, name, self._make_draw(module, method, getattr(module, name)))
@@ -110,8 +113,7 @@ class Isolation:
         return [name for name, state in states if state != self._begin[name]]
 
     def _read_streams(self) -> dict[str, bytes]:
-        names = "random", "numpy.random"
-        return {name: pickle.dumps(read()) for name, read in zip(names, self._read, strict=True)}
+        return {name: pickle.dumps(read()) for name, read in self._read.items()}
 
     def _make_draw(
         self, module: Any, method: str, original: Callable[..., Any]

@@ -116,6 +116,9 @@ class SimulatedRank(Rank):
             batch.
     """
 
+    _operations = _refusals = 0
+    _refusal: Callable[[], BaseException]
+
     def __init__(
         self, shared: Shared, number: int, world_size: int, seed: int, fails_at: int | None = None
     ) -> None:
@@ -131,8 +134,6 @@ class SimulatedRank(Rank):
         )
         gloo = shared.links.gloo if isinstance(shared.links, SharedCores) else None
         self._first_use_s = gloo.first_use_s if gloo is not None else 0.0
-        self._operations = self._refusals = 0
-        self._refusal: Callable[[], BaseException] | None = None
 
     def here(self) -> str:
         """Returns the name of this rank for error messages."""
@@ -301,7 +302,7 @@ class SimulatedRank(Rank):
         Raises:
             BaseException: the rank must fail at this operation.
         """
-        if self._refusal is not None and self._refusals > 0:
+        if self._refusals > 0:
             self._refusals -= 1
             raise self._refusal()
         if self.clock.measures:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import builtins
 import functools
 import gc
-import itertools
 import os
 import pickle
 import random
@@ -48,6 +47,7 @@ from ringsim.diagnose.verdict import judge, waiting_text, waits_text
 from ringsim.errors import RingError
 from ringsim.faults import fails_at, jitter_of, slowed_by
 from ringsim.launch.process import Process
+from ringsim.launch.rank import launcher_variables
 from ringsim.launch.results import describe_unpicklable
 from ringsim.provenance import note_doubts
 from ringsim.ring import Ring
@@ -64,7 +64,7 @@ from ringsim.simulator.stacks import STACKS
 from ringsim.simulator.watchdog import watch
 from ringsim.simulator.world import Worlds
 from ringsim.state import RankState, enter_rank, get_state, simulated_states
-from ringsim.traces.cells import rename_file, rename_places
+from ringsim.traces.cells import rename_events, rename_places
 from ringsim.traces.events import NONE, OP_CODES, OP_NAMES
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, lines_text
 from ringsim.traces.frames import current_frames
@@ -355,7 +355,7 @@ class Simulation:
         """Gives the calling rank its state, groups and variables."""
         enter_rank(self._make_state(rank))
         self._worlds.join(rank)
-        _set_variables(rank.number, self._size)
+        os.environ.update(launcher_variables(rank.number, self._size, _PORT))
 
     def _die(self, code: int) -> NoReturn:
         """Ends the calling rank as its process would end, without unwinding the stack.
@@ -429,17 +429,14 @@ class Simulation:
             return None
         self._write_waiting()
         events = self._recorder.read(since=self._begin_slot)
-        snapshot = snapshot_of_events(
-            events,
-            self._size,
-            read_ends({"ends": self._ends()}, self._size),
-            end_ns=self._clock.now_ns,
-        ).settle()
+        ends = read_ends({"ends": self._ends()}, self._size)
+        snapshot = snapshot_of_events(events, self._size, ends, end_ns=self._clock.now_ns).settle()
         diagnosis = judge(snapshot)
         if not diagnosis.findings:  # both sides of the awaited operations are posted
             found = _judge_order(snapshot, {rank.number: self._find_place(rank) for rank in stuck})
-            waits = ((one.rank, one.peer, one) for one in found.operations if one.peer >= 0)
-            edges = tuple(itertools.starmap(Edge, waits))
+            edges = tuple(
+                Edge(one.rank, one.peer, one) for one in found.operations if one.peer >= 0
+            )
             diagnosis = replace(diagnosis, findings=(found,), edges=edges)
         diagnosis = tell_partings(diagnosis, events)
         text = str(diagnosis)
@@ -460,10 +457,9 @@ class Simulation:
             text += "".join(
                 raised_where(reports[rank]) for rank in finding.ranks[:_SHOWN] if rank in reports
             )
-        error = error_of_kind(diagnosis.kind)(text)
-        error.trace = self._make_trace(complete=False)
-        error.diagnosis = replace(diagnosis, trace=error.trace)
-        return error
+        trace = self._make_trace(complete=False)
+        kind = error_of_kind(diagnosis.kind)
+        return kind(text, trace=trace, diagnosis=replace(diagnosis, trace=trace))
 
     def _describe(self, attempt: Attempt) -> str:
         """Describes the operation that the running rank is about to post."""
@@ -518,11 +514,7 @@ class Simulation:
 
     def _make_trace(self, *, complete: bool) -> Trace:
         """Creates the trace from the events recorded so far."""
-        events = self._recorder.read(since=self._begin_slot)
-        tables = events.tables
-        files = tuple(rename_file(name, self._cells) for name in tables.files)
-        labels = tuple(rename_places(label, self._cells) for label in tables.labels)
-        events = replace(events, tables=tables._replace(files=files, labels=labels))
+        events = rename_events(self._recorder.read(since=self._begin_slot), self._cells)
         pairs = [pair.team for pair in self._worlds.pairs]
         metadata = {
             **self._settings.metadata,
@@ -611,18 +603,6 @@ def _judge_order(world: Snapshot, places: Mapping[int, str]) -> Finding:
             "one side."
         )
     return Finding("deadlock", (*others, *ranks), operations, message, hint)
-
-
-def _set_variables(rank: int, world_size: int) -> None:
-    """Sets a rank's environment variables as a launcher would."""
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(world_size),
-        LOCAL_WORLD_SIZE=str(world_size),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(_PORT),
-    )
 
 
 class _Packed(bytes):
