@@ -162,7 +162,7 @@ class Order:
             start[place] = events.post_ns[needed].max()
         took, is_seen = self._see(event, start)
         kinds = number_rows(events.op[event], events.group[event], events.size_bytes[event])
-        for kind in range(int(kinds.max(initial=NONE)) + 1):
+        for kind in np.unique(kinds):
             alike = kinds == kind
             of_kind = event[alike]
             self.rounds[of_kind], self.size_bytes[of_kind] = count_rounds(

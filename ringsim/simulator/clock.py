@@ -20,7 +20,7 @@ import _thread
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
@@ -58,13 +58,12 @@ class Rank:
         self.ended = False
         self.errands: list[Callable[[], object]] = []
         self.thread = self.native_thread = 0
-        self.function: Callable[[], None] | None = None
         self.stack = clock.kind(None if number < 0 else self._live)
         self._thrown: BaseException | None = None
 
     def here(self) -> str:
         """Returns the name of this rank for error messages."""
-        return f"rank {self.number}"
+        return f"rank {self.number} of {len(self.clock.ranks)}"
 
     def wake(self, error: BaseException | None = None) -> None:
         """Gives the rank the baton. The rank then raises ``error``, if any, from its wait.
@@ -79,9 +78,9 @@ class Rank:
         """Runs the rank on its own stack."""
         self.thread, self.native_thread = _thread.get_ident(), _thread.get_native_id()
         try:
-            if self._thrown is None and self.function is not None:
+            if self._thrown is None:
                 self.clock.go_on(self)
-                self.function()
+                self.clock.live(self)
         finally:  # in any case, a different rank gets the baton
             self.clock.leave(self)
             self.stack.end(self.clock.current.stack)
@@ -114,6 +113,7 @@ class Clock:
         ended_ns: the time at which the last rank ended, in the same unit.
         current: the running rank.
         ranks: all ranks.
+        live: the function that each rank calls.
         cores: the cores that ranks share, or None if each rank has its own.
         until_s: the time at which the run ends, even if something is due later.
         polls: the number of times, since the last post, that a rank asked whether an operation was
@@ -283,17 +283,16 @@ class Clock:
         if _thread.get_ident() != self.current.thread:
             self.refuse_thread()
 
-    def run(self, lives: Iterable[tuple[Rank, Callable[[], None]]]) -> None:
-        """Runs functions that never raise, one per rank, until no rank can continue.
+    def run(self, ranks: Sequence[Rank], live: Callable[[Any], None]) -> None:
+        """Runs a function that never raises on each rank, until no rank can continue.
 
         Raises:
             RingError: the machine cannot start enough threads.
         """
-        self.ranks.clear()
-        for rank, function in lives:
-            rank.function, rank.ended = function, False
-            self.ranks.append(rank)
-        self._ready += self.ranks
+        self.ranks, self.live = [*ranks], live
+        for rank in ranks:
+            rank.ended = False
+        self._ready += ranks
         to = self._next()
         if to is not self._outside:
             self._hand_to(to)

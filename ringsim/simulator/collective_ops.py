@@ -65,7 +65,7 @@ from ringsim.traces.events import OP_CODES
 _RING, _TREE = "all_reduce: ring", "all_reduce: tree"
 _UNEVEN = ("all_to_all", "all_to_all_single")  # sizes may differ from rank to rank
 _Way = tuple[int, int, float]  # from and to (places in the group), and bytes
-_Round = tuple[list[_Way], int]  # the ways, and the number of latencies
+_Round = tuple[Sequence[_Way], int]  # the ways, and the number of latencies
 
 
 class _Choice(NamedTuple):
@@ -90,10 +90,6 @@ class Part(SimulatedWork):
         group: Any = call.group
         super().__init__(OP_CODES[self.name], rank, slots, group, kind)
         self.place = group.places[rank.number]
-
-    def describe(self) -> str:
-        """Returns a description of the operation in words."""
-        return f'{self.name} of group "{self.group.group_name}"'
 
     def _results(self) -> list[Tensor]:
         return list(self.call.results)
@@ -454,13 +450,8 @@ def _list_rounds(parts: Sequence[Part], how: str, size_bytes: int) -> Iterator[_
         for name in (("reduce", "broadcast") if how == _TREE else (how,))
     )
     for number, messages in enumerate(itertools.chain.from_iterable(rounds)):
-        ways = [(source, to, _amount(parts, source, to, amount)) for source, to, amount in messages]
+        ways = [
+            (source, to, parts[source].call.inputs[to].nbytes if how in _UNEVEN else amount)
+            for source, to, amount in messages
+        ]
         yield ways, int(not one_by_one or number == count - 2)
-
-
-def _amount(parts: Sequence[Part], source: int, to: int, amount: int) -> float:
-    """Returns the number of bytes that one member sends to another.
-
-    In an all_to_all with uneven pieces, this is the size of the piece.
-    """
-    return parts[source].call.inputs[to].nbytes if parts[source].name in _UNEVEN else amount

@@ -105,9 +105,13 @@ class RankSignals:
 
     def install(self) -> None:
         """Replaces functions of ``signal`` and ``os`` with methods of this object."""
-        raise_signal = functools.partial(self.kill, self._process)
-        vars(signal).update(signal=self.signal, getsignal=self.getsignal, raise_signal=raise_signal)
-        vars(signal).update(alarm=self.refuse, setitimer=self.refuse)
+        vars(signal).update(
+            signal=self.signal,
+            getsignal=self.getsignal,
+            raise_signal=functools.partial(self.kill, self._process),
+            alarm=self.refuse,
+            setitimer=self.refuse,
+        )
         vars(os).update(kill=self.kill, _exit=self.exit, abort=self.abort)
 
     def signal(self, number: int, handler: Any) -> Any:

@@ -50,11 +50,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ringsim.errors import ArgumentError, say
 from ringsim.faults import Degrade, degraded_by
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from ringsim.simulator.clock import Clock
 
 Arrived = Callable[[float], None]  # called at the time of an arrival, with this time
+Factors = Mapping[tuple[int, int], float]  # how much slower a link is, by (src, dst)
 
 AWAKE_S = 300e-6  # the cores stay awake for this long after a message
 # two posts on a connection within this time count as overlapping, because the first one's bytes are
@@ -105,7 +106,7 @@ class PrivateLinks:
     def __init__(
         self,
         link: Link | Mapping[tuple[int, int], Link],
-        slower: Mapping[tuple[int, int], float],
+        slower: Factors,
     ) -> None:
         self._link, self._slower = link, slower
         self._lines: dict[tuple[int, int], _Line] = {}  # by (src, dst)
@@ -173,12 +174,10 @@ def degraded(link: Link, factor: float) -> Link:
     return link if factor == 1.0 else Link(link.alpha_s * factor, link.beta_s_per_byte * factor)
 
 
-LinkName = TypeVar("LinkName", bound=Hashable)
+Edge = tuple[Hashable, Hashable]
 
 
-def fair_paces(
-    routes: Sequence[Sequence[LinkName]], paces: Mapping[LinkName, float]
-) -> list[float]:
+def fair_paces(routes: Sequence[Sequence[Edge]], paces: Mapping[Edge, float]) -> list[float]:
     """Returns the paces of flows that share the links of their routes max-min fairly.
 
     A flow's pace is 0 if none of the links on its route is ever full.
@@ -194,7 +193,7 @@ def fair_paces(
     found = [0.0] * len(routes)
     # the flows on each link that still speed up; not sets, because the order of a set may differ
     # from run to run
-    moving: dict[LinkName, dict[int, None]] = {}
+    moving: dict[Edge, dict[int, None]] = {}
     for flow, route in enumerate(routes):
         for link in route:
             if paces[link] > 0:
@@ -217,9 +216,6 @@ def fair_paces(
                         if not moving[other]:
                             del moving[other]
     return found
-
-
-Edge = tuple[Hashable, Hashable]
 
 
 @dataclass(slots=True, eq=False)
@@ -257,7 +253,7 @@ class SharedLinks:
         clock: Clock,
         topology: Topology,
         world_size: int,
-        slower: Mapping[tuple[int, int], float],
+        slower: Factors,
     ) -> None:
         topology.check(world_size)
         self._clock = clock
@@ -269,7 +265,7 @@ class SharedLinks:
         self._paces: dict[Edge, float] = {}  # the paces of the links that some route has used
         # the current flows on each link; not sets, because the order of a set may differ from run
         # to run
-        self._users: dict[Edge, dict[_Flow, None]] = {}
+        self._users: defaultdict[Edge, dict[_Flow, None]] = defaultdict(dict)
         # links whose flows have changed since the paces were last computed
         self._changed: dict[Edge, None] = {}
 
@@ -322,8 +318,6 @@ class SharedLinks:
             hops.append(Hop((("degraded", src), dst), whole))
         # A link that is never full delays no flow, and would only connect unrelated flows.
         limiting = {hop.edge: hop.link.beta_s_per_byte for hop in hops if hop.link.beta_s_per_byte}
-        for edge in limiting:
-            self._users.setdefault(edge, {})
         self._paces.update(limiting)
         return _Route(whole.alpha_s, tuple(limiting))
 
@@ -415,7 +409,7 @@ class SharedCores(PrivateLinks):
     def __init__(
         self,
         machine: OneMachine,
-        slower: Mapping[tuple[int, int], float],
+        slower: Factors,
         world_size: int,
         seed: int,
     ) -> None:

@@ -106,7 +106,6 @@ class SimulatedRank(Rank):
     Args:
         shared: the state that all ranks share.
         number: the number of this rank.
-        world_size: the number of ranks.
         seed: the seed of the rank's random numbers.
         fails_at: the number of the operation at which the rank fails, or None if it does not fail.
 
@@ -119,11 +118,9 @@ class SimulatedRank(Rank):
     _operations = _refusals = 0
     _refusal: Callable[[], BaseException]
 
-    def __init__(
-        self, shared: Shared, number: int, world_size: int, seed: int, fails_at: int | None = None
-    ) -> None:
+    def __init__(self, shared: Shared, number: int, seed: int, fails_at: int | None = None) -> None:
         super().__init__(number, seed, shared.clock)
-        self.shared, self.world_size = shared, world_size
+        self.shared = shared
         self.recorder, self._records = shared.recorder, shared.records
         self.blank = False
         self.batch: list[SimulatedMessage] | None = None
@@ -134,10 +131,6 @@ class SimulatedRank(Rank):
         )
         gloo = shared.links.gloo if isinstance(shared.links, SharedCores) else None
         self._first_use_s = gloo.first_use_s if gloo is not None else 0.0
-
-    def here(self) -> str:
-        """Returns the name of this rank for error messages."""
-        return f"rank {self.number} of {self.world_size}"
 
     # -- messages
 
@@ -163,9 +156,7 @@ class SimulatedRank(Rank):
         if self._hooked:
             name = "isend" if sends else "irecv"
             self._before_operation(name, team.number, other, tag, kind.number)
-        slots: tuple[Any, ...] = ()
-        if self._records:
-            slots = (post(team.number, other, tag, kind.number),)
+        slots: Any = (post(team.number, other, tag, kind.number),) if self._records else ()
         tensor = tensors[0]
         if sends and self.blank:
             tensor = tensor.new_zeros(tensor.shape)
@@ -190,8 +181,7 @@ class SimulatedRank(Rank):
             attempt = Attempt("send" if sends else "recv", team.number, other, tag, kind.number)
             checks = self.shared.checks
             checks.check_message(attempt, [], place, len(team.ranks), post)
-            what, remedy = fault or ("", "")  # if the peer is valid, something else is wrong
-            checks.refuse(what, remedy, attempt, post)
+            checks.refuse(*(fault or ("", "")), attempt, post)  # a valid peer, so there is a fault
         return other, kind
 
     def _refuse_closed(self, other: int, slot: Any) -> None:
@@ -252,11 +242,10 @@ class SimulatedRank(Rank):
             carried: the tensors whose size is recorded, if the function's own tensors are only
                 pieces of these.
         """
-        reading = READINGS[name]
         call = read_call(name, arguments, team)
         kind = self.shared.kind_of(carried or call.carried, call.copies, call.op)
         post = self.shared.poster_of(call.recorded_name)
-        if reading.raw:
+        if READINGS[name].raw:
             self._refuse_gaps(call, kind, post)
         return self.take_part(call, kind, post)
 
@@ -271,9 +260,7 @@ class SimulatedRank(Rank):
         peer = NONE if call.root == NONE else team.ranks[call.root]
         if self._hooked:
             self._before_operation(call.recorded_name, team.number, peer, None, kind.number)
-        slots: tuple[Any, ...] = ()
-        if self._records:
-            slots = (post(team.number, peer, NONE, kind.number),)
+        slots: Any = (post(team.number, peer, NONE, kind.number),) if self._records else ()
         part = Part(self, slots, kind, call)
         if self._first_use_s:
             self._warm_up()
@@ -308,7 +295,7 @@ class SimulatedRank(Rank):
         if self.clock.measures:
             self.clock.pay()
         if self._fails_at is not None and self._operations >= self._fails_at:
-            raise make_failure(self.number, self._fails_at, self.world_size)
+            raise make_failure(self.number, self._fails_at, len(self.clock.ranks))
         self._operations += 1
         if self.shared.on_operation is not None:
             self.shared.on_operation(Attempt(*attempt))

@@ -274,7 +274,7 @@ class Simulation:
     def _run(self) -> Outcome:
         with simulated_states():
             stop = watch(self._clock)
-            self._clock.run([(rank, functools.partial(self._live, rank)) for rank in self._ranks])
+            self._clock.run(self._ranks, self._live)
             error = self._judge()
             stop()
         if error is None and self._reports:
@@ -325,7 +325,7 @@ class Simulation:
     def _make_rank(self, number: int) -> SimulatedRank:
         settings = self._settings
         fails = fails_at(settings.inject, number)
-        return SimulatedRank(self._shared, number, self._size, settings.seed + number, fails)
+        return SimulatedRank(self._shared, number, settings.seed + number, fails)
 
     def _live(self, rank: SimulatedRank) -> None:
         """Runs the worker on a rank."""
@@ -341,9 +341,13 @@ class Simulation:
                 self._variables[rank.number] = rename_places(text, self._cells)
             if isinstance(error, Ended):
                 return
-            if not self._reports:
-                self._clock.until_s = self._clock.now + GRACE_S
-            self._reports.append(report_exception(rank.number, error, self._clock.now_ns))
+            self._report(report_exception(rank.number, error, self._clock.now_ns))
+
+    def _report(self, report: Report) -> None:
+        """Keeps the report of a failed rank. The first failure ends the run after a while."""
+        if not self._reports:
+            self._clock.until_s = self._clock.now + GRACE_S
+        self._reports.append(report)
 
     def _load(self, rank: SimulatedRank) -> Callable[[], Any]:
         """Prepares a rank, and returns the function that it calls."""
@@ -363,15 +367,12 @@ class Simulation:
         Args:
             code: the exit code, or the negative number of a signal.
         """
-        clock = self._clock
-        rank = clock.current
-        if not self._reports:
-            clock.until_s = clock.now + GRACE_S
+        clock, rank = self._clock, self._clock.current
         stack = "".join(
             f'File "{place.filename}", line {place.lineno} in {place.name}\n'
             for place in reversed(traceback.extract_stack())
         )
-        self._reports.append(report_death(rank.number, code, clock.now_ns, "", stack))
+        self._report(report_death(rank.number, code, clock.now_ns, "", stack))
         clock.leave(rank)
         rank.wait_for_baton()
         raise AssertionError  # the rank never gets the baton again
@@ -415,15 +416,11 @@ class Simulation:
 
         The result is None if there are no such ranks, or if a different rank has already failed.
         """
-        failed = {report.rank for report in self._reports}
-        stuck = [
-            rank
-            for rank in self._ranks
-            if rank.number not in self._returned and rank.number not in failed
-        ]
+        over = self._returned | {report.rank for report in self._reports}
+        stuck = [rank for rank in self._ranks if rank.number not in over]
         if not stuck:
             return None
-        if failed:
+        if self._reports:
             self._give_up(stuck)
             self._end(stuck)
             return None
@@ -453,10 +450,8 @@ class Simulation:
         if any(report.waited for report in self._reports):
             return None
         reports = {report.rank: report for report in self._reports}
-        for finding in diagnosis.findings[:1]:
-            text += "".join(
-                raised_where(reports[rank]) for rank in finding.ranks[:_SHOWN] if rank in reports
-            )
+        shown = diagnosis.findings[0].ranks[:_SHOWN]
+        text += "".join(raised_where(reports[rank]) for rank in shown if rank in reports)
         trace = self._make_trace(complete=False)
         kind = error_of_kind(diagnosis.kind)
         return kind(text, trace=trace, diagnosis=replace(diagnosis, trace=trace))
@@ -498,8 +493,13 @@ class Simulation:
         if self._settings.record:
             return
         messages = sorted(self._shared.matcher.waiting(), key=lambda message: message.number)
-        open_meetings = (team.meetings.open for team in self._worlds.teams if team.meetings)
-        parts = [part for meetings in open_meetings for met in meetings.values() for part in met]
+        parts = [
+            part
+            for team in self._worlds.teams
+            if team.meetings
+            for met in team.meetings.open.values()
+            for part in met
+        ]
         parts += [part for part in self._worlds.makings if part.waiting]
         frames = current_frames()
         for each in (*messages, *parts):

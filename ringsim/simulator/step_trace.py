@@ -6,6 +6,7 @@ part of the time.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from ringsim.traces.value import Trace
 
 _WORLD = "world"
 _NS = 1e9
+_FROM_0 = ("turn", "thread")  # columns in which a missing number counts as 0
 MOST_EVENTS = 20_000_000  # the most events in a trace; they take two gigabytes
 
 
@@ -66,11 +68,9 @@ def make_trace(
     operations = times.columns
     groups, group = _groups(operations, part.place[met], part.source[met])
     payloads, payload = _payloads(operations, part.place[met], sizes)
-    columns = [
-        *part.list_spans(some),
-        *part.list_messages(met, {"group": group, "payload": payload}),
-    ]
-    joined = {name: np.concatenate([each[name] for each in columns]) for name in columns[0]}
+    joined = _join(
+        *part.list_spans(some), *part.list_messages(met, {"group": group, "payload": payload})
+    )
     order = np.lexsort((joined.pop("turn"), joined.pop("slot"), joined["rank"]))
     name = operations.name if ranks is None and between is None else f"part of {operations.name}"
     tables = Tables(groups=groups, payloads=payloads, labels=(STEP + name, *KINDS))
@@ -99,63 +99,69 @@ class _Part:
                 lasts,
             )
         )
-        self.own = times.free[place].astype(np.float64)
-        self.arrived = times.arrivals[place].astype(np.float64)
-        self.done = times.ends[place].astype(np.float64)
+        self.own, self.arrived, self.done = (
+            each[place].astype(np.float64) for each in (times.free, times.arrivals, times.ends)
+        )
         self.begins = np.maximum(self.own, self.arrived)
         self.source = operations.sources(place)
         self.is_met = (self.source >= 0) & wanted[self.source]
 
-    def list_spans(self, some: Ints) -> list[dict[str, Ints]]:
+    def list_spans(self, some: Ints) -> list[dict[str, Any]]:
         """Returns the spans of given computations, and the spans of the step on their ranks."""
         operations, place = self.operations, self.place[some]
         rank, label = operations.rank[place], operations.kind[place] + 1  # label 0 is the step's
-        of = {"stage": operations.stage[place], "microbatch": operations.microbatch[place]}
-        # a computation that overlaps with the previous one has a stream of its own
-        of["thread"] = (self.begins < self.before)[some].astype(np.int64)
-        spans = _rows(
-            rank, "span", 2 * place, post=self.begins[some], done=self.done[some], label=label, **of
-        )
+        spans = {
+            "rank": rank,
+            "op": OP_CODES["span"],
+            "slot": 2 * place,
+            "post_ns": _ns(self.begins[some]),
+            "done_ns": _ns(self.done[some]),
+            "label": label,
+            "stage": operations.stage[place],
+            "microbatch": operations.microbatch[place],
+            # a computation that overlaps with the previous one has a stream of its own
+            "thread": self.begins[some] < self.before[some],
+        }
         shown = np.unique(rank)
-        steps = _rows(
-            shown,
-            "span",
-            2 * operations.first[shown] - 2,
-            post=np.zeros(len(shown)),
-            done=self.last[shown],
-            label=0 * shown,
-        )
+        steps = {
+            "rank": shown,
+            "op": OP_CODES["span"],
+            "slot": 2 * operations.first[shown] - 2,
+            "post_ns": 0,
+            "done_ns": _ns(self.last[shown]),
+            "label": 0,
+        }
         return [spans, steps]
 
-    def list_messages(self, met: Ints, same: dict[str, Any]) -> list[dict[str, Ints]]:
+    def list_messages(self, met: Ints, same: dict[str, Any]) -> list[dict[str, Any]]:
         """Returns the sends and the receives of given messages."""
         operations, place, sender = self.operations, self.place[met], self.source[met]
         rank, sent, arrived = operations.rank[place], self.sent[met], self.arrived[met]
         made, after = operations.sent_after[place], operations.posted_after[place]
         over = np.maximum(self.last[sender], arrived if self.rendezvous else sent)
-        sends = _rows(
-            sender,
-            "isend",
-            2 * made + 1,
-            post=sent,
-            wait=self.last[sender],
-            done=over,
-            peer=rank,
+        sends = {
             **same,
-        )
-        slot = 2 * np.where(after >= 0, after, operations.first[rank] - 1) + 1
-        own, over = self.own[met], np.maximum(self.own[met], arrived)
-        receives = _rows(
-            rank,
-            "irecv",
-            slot,
-            post=self.posted[met],
-            wait=own,
-            done=over,
-            peer=sender,
-            turn=1 + made,
+            "rank": sender,
+            "op": OP_CODES["isend"],
+            "slot": 2 * made + 1,
+            "post_ns": _ns(sent),
+            "wait_ns": _ns(self.last[sender]),
+            "done_ns": _ns(over),
+            "peer": rank,
+            "tag": 0,
+        }
+        receives = {
             **same,
-        )
+            "rank": rank,
+            "op": OP_CODES["irecv"],
+            "slot": 2 * np.where(after >= 0, after, operations.first[rank] - 1) + 1,
+            "turn": 1 + made,
+            "post_ns": _ns(self.posted[met]),
+            "wait_ns": _ns(self.own[met]),
+            "done_ns": _ns(np.maximum(self.own[met], arrived)),
+            "peer": sender,
+            "tag": 0,
+        }
         return [sends, receives]
 
 
@@ -170,29 +176,26 @@ def check_between(between: object) -> None:
         )
 
 
-def _rows(
-    rank: Ints, op: str, slot: Ints, *, turn: Ints | int = 0, **given: Ints
-) -> dict[str, Ints]:
-    """Returns the columns of some events.
+def _ns(time_s: Ints) -> Ints:
+    """Converts times in seconds to the unit of traces."""
+    return np.rint(time_s * _NS).astype(np.int64)
 
-    ``slot`` and ``turn`` order the events on their rank. Times are in seconds.
+
+def _join(*parts: dict[str, Any]) -> dict[str, Ints]:
+    """Joins the columns of several kinds of events, in which single numbers apply to all events.
+
+    The columns ``slot`` and ``turn`` order the events on their rank. Columns that do not apply to a
+    kind of event may be missing.
     """
-    rows: dict[str, Ints] = {
-        "rank": rank,
-        "op": np.full(len(rank), OP_CODES[op]),
-        "slot": slot,
-        "turn": np.zeros(len(rank)) + turn,
-    }
-    nothing = np.full(len(rank), NONE)
-    for name in ("post", "wait", "done"):
-        rows[f"{name}_ns"] = (
-            np.rint(given[name] * _NS).astype(np.int64) if name in given else nothing
+    return {
+        name: np.concatenate(
+            [
+                np.full(np.shape(part["rank"]), part.get(name, 0 if name in _FROM_0 else NONE))
+                for part in parts
+            ]
         )
-    for name in ("stage", "microbatch", "label", "peer", "group", "payload"):
-        rows[name] = given.get(name, nothing)
-    rows["tag"] = 0 * nothing if "peer" in given else nothing
-    rows["thread"] = given.get("thread", 0 * nothing)
-    return rows
+        for name in dict.fromkeys(itertools.chain(*parts))
+    }
 
 
 def _groups(operations: Columns, some: Ints, source: Ints) -> tuple[tuple[Group, ...], Ints]:

@@ -15,7 +15,6 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import torch
 
@@ -61,13 +60,9 @@ def _read(thread: int, name: str) -> str:
         return ""
 
 
-def _frame_of(thread: int) -> FrameType | None:
-    return current_frames().get(thread)
-
-
 def _is_stuck(rank: Rank) -> bool:
     """Returns whether a rank's thread is sleeping in a place where the rank cannot give way."""
-    frame = _frame_of(rank.thread)
+    frame = current_frames().get(rank.thread)
     if frame is None:
         return False
     file = frame.f_code.co_filename
@@ -91,8 +86,7 @@ def _has_threads(clock: Clock) -> bool:
 
 def _report(clock: Clock) -> None:
     rank = clock.current
-    frame = _frame_of(rank.thread)
-    stack = traceback.extract_stack(frame)
+    stack = traceback.extract_stack(current_frames().get(rank.thread))
     libraries = _OF_TORCH, _OF_PYTHON
     users = [place for place in stack if not place.filename.startswith(libraries)]
     where, user = stack[-1], (users or stack)[-1]

@@ -18,7 +18,7 @@ from ringsim.comm.calls import Members, check_dense
 from ringsim.comm.torch_private import in_backward, outside_modes, run_after_backward
 from ringsim.errors import ArgumentError, RunTimeout, name_ranks
 from ringsim.simulator.clock import Clock, Rank
-from ringsim.traces.events import ERROR, NONE, OK, Payload
+from ringsim.traces.events import ERROR, NONE, OK, OP_NAMES, Payload
 from ringsim.traces.recorder import Recorder
 
 NEVER = math.inf
@@ -245,7 +245,7 @@ class SimulatedWork(Work):
 
     def describe(self) -> str:
         """Returns a description of the operation in words."""
-        raise NotImplementedError
+        return f'{OP_NAMES[self.op]} of group "{self.group.group_name}"'
 
     def break_off(self) -> None:
         """Closes the connection of a message that has timed out.

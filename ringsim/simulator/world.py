@@ -102,14 +102,12 @@ class _Making:
     """A group that ranks are creating together.
 
     Attributes:
-        missing: the number of members that have not called yet.
         first: the operation of the first rank that called.
         waiting: the operations of the members that have called.
     """
 
     group: SimulatedGroup
     kind: PayloadKind
-    missing: int
     first: SimulatedWork | None = None
     waiting: list[SimulatedWork] = field(default_factory=list)
 
@@ -120,8 +118,8 @@ class _Generation:
 
     default: SimulatedGroup
     makers: Team  # the group of all ranks, which creates groups
-    made: list[_Making] = field(default_factory=list)
-    local: dict[str, _Making] = field(default_factory=dict)  # groups that only their members create
+    # the other groups, by number, or by name if only their members create them
+    makings: dict[int | str, _Making] = field(default_factory=dict)
 
 
 class Worlds:
@@ -166,7 +164,7 @@ class Worlds:
         return [
             operation
             for generation in self._generations
-            for making in (*generation.made, *generation.local.values())
+            for making in generation.makings.values()
             for operation in making.waiting
         ]
 
@@ -221,15 +219,21 @@ class Worlds:
             RendezvousFailed: another rank creates a different group at this point.
         """
         members, desc, world = tuple(ranks), group_desc or "undefined", self._world
-        generation = self._generations[world.generation]
-        if not group_name.isdigit():  # only its members create this group
-            making, makers = self._find_local(generation, group_name, members, desc)
+        generation, is_pair = self._generations[world.generation], desc.startswith("ring:")
+        is_local = not group_name.isdigit()  # only its members create this group
+        key = group_name if is_local else world.made
+        making = generation.makings.get(key)
+        if making is None:
+            name = desc if is_pair else group_name
+            team = self._make_team(name, members, world.generation)
+            group = SimulatedGroup(team, group_name, desc, self.make_group)
+            making = generation.makings[key] = _Making(group, self._kind_of(members))
+        if is_local:
+            title = f"groups of {list(members)} after {len(world.pg_names)} others"
+            makers = Team(self._clock, title, members, self._recorder.group(title, members))
         else:
-            if world.made == len(generation.made):
-                generation.made.append(self._begin_making(members, group_name, desc))
-            making, makers = generation.made[world.made], generation.makers
+            makers = generation.makers
             world.made += 1
-        is_pair = desc.startswith("ring:")
         if not is_pair:
             making.group.team.limit = own_limit(timeout)
         if not is_pair or making.group.team.ranks != members:
@@ -238,23 +242,6 @@ class Worlds:
             return making.group
         world.pg_group_ranks[dist.GroupMember.NON_GROUP_MEMBER] = making.group.team.places
         return None
-
-    def _find_local(
-        self, generation: _Generation, name: str, members: tuple[int, ...], desc: str
-    ) -> tuple[_Making, Team]:
-        making = generation.local.get(name)
-        if making is None:
-            making = generation.local[name] = self._begin_making(members, name, desc)
-        title = f"groups of {list(members)} after {len(self._world.pg_names)} others"
-        number = self._recorder.group(title, members)
-        return making, Team(self._clock, title, members, number)
-
-    def _begin_making(self, members: tuple[int, ...], name: str, desc: str) -> _Making:
-        """Starts a group that no other rank has created yet."""
-        title = desc if desc.startswith("ring:") else name
-        team = self._make_team(title, members, self._world.generation)
-        group = SimulatedGroup(team, name, desc, self.make_group)
-        return _Making(group, self._kind_of(members), len(members))
 
     def _kind_of(self, members: tuple[int, ...]) -> PayloadKind:
         return self._shared.make_kind(Payload("ranks", tuple(sorted(members)), 0))
@@ -267,9 +254,8 @@ class Worlds:
             makers.number = self._number(GROUPS, self._ranks, self._world.generation)
         fits = team.ranks == members
         kind = making.kind if fits else self._kind_of(members)
-        slots: tuple[Any, ...] = ()
-        if shared.records:
-            slots = (self._post(makers.number, NONE, NONE, kind.number),)
+        post = self._post
+        slots: Any = (post(makers.number, NONE, NONE, kind.number),) if shared.records else ()
         operation = SimulatedWork(_NEW_GROUP, rank, slots, makers, kind)
         self._clock.polls = 0
         if making.first is None:
@@ -285,9 +271,8 @@ class Worlds:
             operation.refuse("group_order_mismatch", message)
             raise RendezvousFailed(message)
         if rank.number in team.places:
-            making.missing -= 1
             making.waiting.append(operation)
-            if not making.missing:
+            if len(making.waiting) == len(team.ranks):
                 for each in making.waiting:
                     each.complete(now_s)
         else:
