@@ -177,15 +177,17 @@ class Worlds:
         self._recorder.world = 0
         return number
 
-    def _make_team(self, name: str, ranks: tuple[int, ...], generation: int) -> Team:
-        team = Team(self._clock, name, ranks, self._number(name, ranks, generation))
+    def _add_group(
+        self, title: str, ranks: tuple[int, ...], generation: int, name: str, desc: str
+    ) -> SimulatedGroup:
+        """Returns a new group, whose name is ``title`` in the trace and ``name`` in torch."""
+        team = Team(self._clock, title, ranks, self._number(title, ranks, generation))
         self.teams.append(team)
-        return team
+        return SimulatedGroup(team, name, desc, self.make_group)
 
     def _begin_generation(self) -> _Generation:
         number = len(self._generations)
-        team = self._make_team("world", self._ranks, number)
-        default = SimulatedGroup(team, _DEFAULT, "default_pg", self.make_group)
+        default = self._add_group("world", self._ranks, number, _DEFAULT, "default_pg")
         makers = Team(self._clock, GROUPS, self._ranks, NONE)  # gets its number on first use
         self._generations.append(_Generation(default, makers))
         return self._generations[-1]
@@ -195,8 +197,7 @@ class Worlds:
         for rank in self._ranks:
             pair = rank, (rank + 1) % len(self._ranks)
             name = pair_name(pair)
-            team = self._make_team(name, tuple(sorted(pair)), self._first)
-            pairs.append(SimulatedGroup(team, name, name, self.make_group))
+            pairs.append(self._add_group(name, tuple(sorted(pair)), self._first, name, name))
         return pairs
 
     def make_group(
@@ -224,9 +225,8 @@ class Worlds:
         key = group_name if is_local else world.made
         making = generation.makings.get(key)
         if making is None:
-            name = desc if is_pair else group_name
-            team = self._make_team(name, members, world.generation)
-            group = SimulatedGroup(team, group_name, desc, self.make_group)
+            title = desc if is_pair else group_name
+            group = self._add_group(title, members, world.generation, group_name, desc)
             making = generation.makings[key] = _Making(group, self._kind_of(members))
         if is_local:
             title = f"groups of {list(members)} after {len(world.pg_names)} others"
