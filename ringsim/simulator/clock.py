@@ -28,7 +28,7 @@ from ringsim.compute_costs import stretch
 from ringsim.errors import LONGEST_S, ArgumentError, Deadlock, RingError
 from ringsim.simulator.cores import Cores
 from ringsim.simulator.isolation import Isolated, Isolation
-from ringsim.simulator.stacks import Stack, ThreadStack
+from ringsim.simulator.stacks import ThreadStack
 from ringsim.traces.recorder import Recorder
 
 _MOST_POLLS = 100_000
@@ -131,7 +131,7 @@ class Clock:
     """
 
     def __init__(
-        self, isolation: Isolation, kind: type[Stack] = ThreadStack, *, measures: bool = False
+        self, isolation: Isolation, kind: type[ThreadStack] = ThreadStack, *, measures: bool = False
     ) -> None:
         self.kind = kind
         self.now, self.now_ns, self.ended_ns, self.polls, self.switches = 0.0, 0, 0, 0, 0

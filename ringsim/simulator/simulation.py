@@ -141,11 +141,9 @@ def _pin_to_one_core() -> None:
 class _Outputs:
     """Collects simulated ranks' output by rank, and shows it like the output of real ranks.
 
-    An object of this class replaces ``sys.stdout`` and ``sys.stderr``.
+    An object of this class replaces ``sys.stdout`` and ``sys.stderr``, and has the attributes of
+    the process's own output, which is a file.
     """
-
-    encoding = "utf-8"
-    errors = "strict"
 
     def __init__(self, clock: Clock, world_size: int) -> None:
         self._clock = clock
@@ -167,10 +165,6 @@ class _Outputs:
     def hide(self, text: str) -> None:
         """Keeps output that print suppression hides, without showing it."""
         self._kept[self._clock.current.number].append(text)
-
-    def isatty(self) -> bool:
-        """Returns False, because a rank's output goes through this object first."""
-        return False
 
     def finish(self) -> None:
         """Shows the last, unfinished lines."""
