@@ -134,8 +134,7 @@ class Clock:
         self, isolation: Isolation, kind: type[ThreadStack] = ThreadStack, *, measures: bool = False
     ) -> None:
         self.kind = kind
-        self.now, self.now_ns, self.ended_ns, self.polls, self.switches = 0.0, 0, 0, 0, 0
-        self.until_s, self._began_s = math.inf, 0.0
+        self.now, self.switches = 0.0, 0
         self.cores: Cores | None = None
         self.measures = measures
         self.in_order = False
@@ -147,7 +146,6 @@ class Clock:
         self.ranks: list[Rank] = []
         self._isolation = isolation
         self._refusal: RuntimeError | None = None  # the error if no thread could be started
-        self._stands = False  # whether every rank that gives way returns the baton to `run`
         self._resumed_s = 0.0  # the thread time when a rank continued, if computing is measured
         self._asking: set[Rank] = set()
         # Everything that is due now, and everything that is due later, by time, in the order of
@@ -155,6 +153,7 @@ class Clock:
         self._ready: deque[Due] = deque()
         self._later: dict[float, list[Due]] = {}
         self._times: list[float] = []  # a heap of the keys of `_later`
+        self.begin_again()
 
     # -- time
 
@@ -317,7 +316,8 @@ class Clock:
         """Prepares for the next run: forgets what is due, and begins to count ``now_ns`` again."""
         for due in self._ready, self._later, self._times, self._asking:
             due.clear()
-        self._stands, self.until_s, self._began_s = False, math.inf, self.now
+        self._stands = False  # whether every rank that gives way returns the baton to `run`
+        self.until_s, self._began_s = math.inf, self.now
         self.now_ns = self.ended_ns = self.polls = 0
 
     def throw(self, rank: Rank, error: BaseException) -> None:

@@ -126,8 +126,11 @@ class Isolation:
             if own is None:
                 return original(*args, **kwargs)
             if module not in own.streams:
-                make = random.Random if module is random else np.random.RandomState
-                own.streams[module] = make(own.seed % 2**32 if module is np.random else own.seed)
+                own.streams[module] = (
+                    random.Random(own.seed)
+                    if module is random
+                    else np.random.RandomState(own.seed % 2**32)
+                )
             return getattr(own.streams[module], method)(*args, **kwargs)
 
         return draw

@@ -224,13 +224,7 @@ class Matcher:
         Recvs from any source may match several queues. The oldest message is then chosen.
         """
         group, dst = channel.group, channel.dst
-        sources = (
-            group.ranks
-            if channel.src == ANY_SOURCE
-            else (channel.src, ANY_SOURCE)
-            if sends
-            else (channel.src,)
-        )
+        sources = group.ranks if channel.src == ANY_SOURCE else (channel.src, ANY_SOURCE)
         found = [self._channels.get((group, src, dst, channel.tag)) for src in sources]
         queues = [
             each.waiting

@@ -124,7 +124,6 @@ class SimulatedRank(Rank):
         self.recorder, self._records = shared.recorder, shared.records
         self.blank = False
         self.batch: list[SimulatedMessage] | None = None
-        self.batch_left = 0
         self._fails_at = fails_at
         self._hooked = (
             shared.clock.measures or fails_at is not None or shared.on_operation is not None

@@ -230,7 +230,6 @@ class Simulation:
     ) -> None:
         self.process, self._settings = process, settings
         self._size = size = settings.world_size
-        self._members = tuple(range(size))  # the rings of all ranks share this tuple
         self._isolation = Isolation(settings.seed)
         self._clock = clock = Clock(
             self._isolation, STACKS[settings.stacks], measures=settings.measures
@@ -378,7 +377,7 @@ class Simulation:
             size,
             (number - 1) % size,
             (number + 1) % size,
-            self._members,
+            self._worlds.ranks,
             pairs[number - 1] if pairs else None,
             pairs[number] if pairs else None,
             local_rank=number,

@@ -131,6 +131,7 @@ class Worlds:
         isolation: the object that keeps the ranks apart.
 
     Attributes:
+        ranks: the numbers of all ranks, which all their rings share.
         teams: all groups, in the order of creation.
         pairs: the groups of the ring, by the place of the predecessor; empty if there is only one
             rank.
@@ -138,7 +139,7 @@ class Worlds:
 
     def __init__(self, shared: Shared, size: int, isolation: Isolation) -> None:
         self._shared, self._clock, self._recorder = shared, shared.clock, shared.recorder
-        self._ranks = tuple(range(size))
+        self.ranks = tuple(range(size))
         self._store = dist.HashStore()  # type: ignore[attr-defined]
         self._world = isolation.world = RankWorld(shared.clock)
         shared.clock.refuse_thread = self._refuse_thread
@@ -155,7 +156,7 @@ class Worlds:
         self.teams.clear()
         self._first = len(self._generations)  # the generation that ranks join at first
         self._begin_generation()
-        if len(self._ranks) > 1:
+        if len(self.ranks) > 1:
             self.pairs = self._make_pairs()
 
     @property
@@ -187,15 +188,15 @@ class Worlds:
 
     def _begin_generation(self) -> _Generation:
         number = len(self._generations)
-        default = self._add_group("world", self._ranks, number, _DEFAULT, "default_pg")
-        makers = Team(self._clock, GROUPS, self._ranks, NONE)  # gets its number on first use
+        default = self._add_group("world", self.ranks, number, _DEFAULT, "default_pg")
+        makers = Team(self._clock, GROUPS, self.ranks, NONE)  # gets its number on first use
         self._generations.append(_Generation(default, makers))
         return self._generations[-1]
 
     def _make_pairs(self) -> list[SimulatedGroup]:
         pairs = []
-        for rank in self._ranks:
-            pair = rank, (rank + 1) % len(self._ranks)
+        for rank in self.ranks:
+            pair = rank, (rank + 1) % len(self.ranks)
             name = pair_name(pair)
             pairs.append(self._add_group(name, tuple(sorted(pair)), self._first, name, name))
         return pairs
@@ -251,7 +252,7 @@ class Worlds:
         rank: Any = self._clock.current
         shared, team, now_s = self._shared, making.group.team, self._clock.now
         if makers.number == NONE:
-            makers.number = self._number(GROUPS, self._ranks, self._world.generation)
+            makers.number = self._number(GROUPS, self.ranks, self._world.generation)
         fits = team.ranks == members
         kind = making.kind if fits else self._kind_of(members)
         post = self._post
