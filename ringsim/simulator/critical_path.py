@@ -156,7 +156,8 @@ def _walk_messages(hops: list[PathPart], times: Times, here: int) -> int:
                 ended = (each for each in places if each >= 0 and times.arrivals[each] == start)
                 next_place = next(ended, queued)
         kind, step = ("SEND_F", -1) if operations.kind[here] == FORWARD else ("SEND_B", 1)
-        send = Action(int(operations.stage[here]) + step, kind, int(operations.microbatch[here]))
+        stage, _, microbatch = operations.action(here)
+        send = Action(stage + step, kind, microbatch)
         hops.append(PathPart(send, rank, source, plain(start), plain(until), reason))
         if reason != LINK_BUSY:
             return next_place

@@ -88,10 +88,6 @@ class SimulatedMessage(SimulatedWork):
         self.channel, self.tensor, self.tag, self.sends = channel, tensor, tag, sends
         self.peer = channel.dst if sends else channel.src
 
-    def break_off(self) -> None:
-        """Closes the connection in the group, as Gloo does."""
-        self.channel.connection.is_open = False
-
     def arrive(self, time_s: float) -> None:
         """Completes a send and its recv after the message has arrived."""
         self.met.complete(time_s)  # type: ignore[union-attr]  # it has left, so it has its recv

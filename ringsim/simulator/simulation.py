@@ -16,6 +16,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, NoReturn, TextIO
 
 import torch
@@ -566,7 +567,7 @@ class Simulation:
             for report in self._reports
             if report.rank not in self._stuck or report.waited
         ]
-        return sorted([*returned, *failed], key=lambda end: int(end["rank"]))
+        return sorted([*returned, *failed], key=itemgetter("rank"))
 
 
 def _judge_order(world: Snapshot, places: Mapping[int, str]) -> Finding:

@@ -156,6 +156,7 @@ class SimulatedWork(Work):
         error: the error that the wait raises, or None.
         peer: the global rank of the other side, or of the root; negative if there is none.
         tag: the tag of a message, or -1 if there is none.
+        channel: the channel of a message, or None for other operations.
     """
 
     # these stay class attributes until they change, because most operations never change them
@@ -163,6 +164,7 @@ class SimulatedWork(Work):
     done_s, waiting, awaited = NEVER, False, False
     error: Exception | None = None
     future: Any = None
+    channel: Any = None
 
     def __init__(
         self, op: int, rank: Rank, slots: tuple[int, ...], group: Team, kind: PayloadKind
@@ -233,7 +235,8 @@ class SimulatedWork(Work):
                 return
             self.waiting = False
             self.close_record(ERROR)
-            self.break_off()
+            if self.channel is not None:  # as Gloo does
+                self.channel.connection.is_open = False
             raise RunTimeout(
                 f"the operation did not finish within {limit_s:g} s of virtual time "
                 f"(rank {self.rank.number}, "
@@ -246,12 +249,6 @@ class SimulatedWork(Work):
     def describe(self) -> str:
         """Returns a description of the operation in words."""
         return f'{OP_NAMES[self.op]} of group "{self.group.group_name}"'
-
-    def break_off(self) -> None:
-        """Closes the connection of a message that has timed out.
-
-        Other operations do nothing.
-        """
 
     def complete(self, time_s: float) -> None:
         """Sets the time at which the operation is done, and wakes a waiting rank then."""
