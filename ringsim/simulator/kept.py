@@ -44,13 +44,12 @@ class _KeptSimulation(Simulation):
     for each rank that has kept its variables.
 
     Args:
-        process: the process of the session.
         world_size, link, seed: as in ``ringsim.simulate``.
     """
 
-    def __init__(self, process: Process, world_size: int, link: Any, seed: int) -> None:
+    def __init__(self, world_size: int, link: Any, seed: int) -> None:
         settings = Settings(world_size, link, None, "rendezvous", None, seed, (), True, "threads")
-        super().__init__(process, b"", settings, {})
+        super().__init__(b"", settings, {})
         self._prepare_process()
         put({(distributed_c10d, "get_group_rank"): make_get_group_rank()})
         register_optimizer_step_pre_hook(lambda *_: self._count_step(ended=False))

@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 
 from ringsim.comm.checks import Attempt
 from ringsim.diagnose.variables import describe_stack
-from ringsim.launch.process import Process
 from ringsim.simulator.simulation import Outcome, Simulation, run_in
 from ringsim.traces.events import ANY_SOURCE, NONE
 from ringsim.traces.value import Trace
@@ -84,7 +83,6 @@ class OrderedSimulation(Simulation):
     inboxes in which ranks receive from any source.
 
     Args:
-        process: the process of the simulation.
         order: the ranks to choose.
         asleep: the ranks that are asleep before the last choice in ``order``, or None to stop after
             this choice.
@@ -93,14 +91,9 @@ class OrderedSimulation(Simulation):
     """
 
     def __init__(
-        self,
-        process: Process,
-        order: Sequence[int],
-        asleep: set[int] | None,
-        inboxes: set[object],
-        *run: Any,
+        self, order: Sequence[int], asleep: set[int] | None, inboxes: set[object], *run: Any
     ) -> None:
-        super().__init__(process, *run)
+        super().__init__(*run)
         self._order, self._first_asleep, self._asleep = order, asleep, set[int]()
         self._known, self._inboxes = inboxes, set[object]()
         self._steps: dict[int, Step] = {}

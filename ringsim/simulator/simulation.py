@@ -115,8 +115,8 @@ def begin(kind: Callable[..., Any], process: Process, *run: Any) -> Any:
     _pin_to_one_core()
     gc.freeze()  # the garbage collector need not scan the existing objects again and again
     gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
-    simulation = kind(process, *run)
-    process.hand_over = simulation.interrupt
+    simulation = kind(*run)
+    simulation.process, process.hand_over = process, simulation.interrupt
     return simulation
 
 
@@ -216,20 +216,18 @@ class Simulation:
     """One run of a worker on simulated ranks.
 
     Args:
-        process: the process, which must run nothing else.
         packed: the worker and its arguments, pickled.
         settings: the settings of the simulation.
         cells: the names of notebook cells, by file.
     """
 
+    process: Process
     _debug = False  # whether an error keeps the variables of ranks
     # called on the rank that is about to post an operation
     _on_operation: Callable[[Attempt], None] | None = None
 
-    def __init__(
-        self, process: Process, packed: bytes, settings: Settings, cells: Mapping[str, str]
-    ) -> None:
-        self.process, self._settings = process, settings
+    def __init__(self, packed: bytes, settings: Settings, cells: Mapping[str, str]) -> None:
+        self._settings = settings
         self._size = size = settings.world_size
         self._isolation = Isolation(settings.seed)
         self._clock = clock = Clock(
