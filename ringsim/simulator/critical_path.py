@@ -242,8 +242,8 @@ def improve(what: str, by: float, stage_ranks: Sequence[int], prices: Prices) ->
         return better
     source, rank = map(int, name.split(">"))
     owner = np.array([-1, *stage_ranks, -1])
-    for direction, senders in ((0, owner[:-2]), (1, owner[2:])):
-        over_it = (senders == source) & (owner[1:-1] == rank)
-        better.occupancy[direction, over_it] *= factor
-        better.latency[direction, over_it] *= factor
+    senders = np.stack([owner[:-2], owner[2:]])  # of activations, and of gradients
+    over_it = (senders == source) & (owner[1:-1] == rank)
+    better.occupancy[over_it] *= factor
+    better.latency[over_it] *= factor
     return better

@@ -134,11 +134,6 @@ class PrivateLinks:
         line.free_s = free_s = (now_s if now_s > free_s else free_s) + size_bytes * line.beta_s
         return free_s + line.alpha_s
 
-    def free_s(self, src: int, dst: int) -> float:
-        """Returns the time at which all bytes so far have entered a link."""
-        line = self._lines.get((src, dst))
-        return 0.0 if line is None else line.free_s
-
     def link_of(self, src: int, dst: int) -> Link:
         """Returns the cost of an undisturbed message, without sending one.
 
@@ -426,7 +421,8 @@ class SharedCores(PrivateLinks):
         self, src: int, dst: int, size_bytes: int, now_s: float, apart_s: float = math.inf
     ) -> float:
         """Accepts a message, as `PrivateLinks.carry` does. The message needs a core to begin."""
-        begin_s = max(now_s, self.free_s(src, dst))
+        line = self._lines.get((src, dst))
+        begin_s = now_s if line is None else max(now_s, line.free_s)
         arrives_s = super().carry(src, dst, size_bytes, now_s)
         gloo = self.gloo
         if gloo is None:
@@ -466,7 +462,7 @@ Links = PrivateLinks | SharedLinks
 
 def make_links(clock: Clock, settings: Settings) -> Links:
     """Creates the links of a run. Each `Degrade` slows down the messages between two ranks."""
-    link, topology, world_size = settings.link, settings.topology, settings.world_size
+    link, topology = settings.link, settings.topology
     if (link is None) == (topology is None):
         got = "none" if link is None else "both"
         raise ArgumentError(
@@ -478,7 +474,7 @@ def make_links(clock: Clock, settings: Settings) -> Links:
     if link is not None:
         return PrivateLinks(link, slower)
     if isinstance(topology, OneMachine):
-        return SharedCores(topology, slower, world_size, settings.seed)
+        return SharedCores(topology, slower, settings.world_size, settings.seed)
     assert topology is not None
     if isinstance(topology, type) or not all(
         callable(getattr(topology, name, None)) for name in ("check", "route")
@@ -487,4 +483,4 @@ def make_links(clock: Clock, settings: Settings) -> Links:
             f"topology must have the methods check and route, got {say(topology)}. Use a topology "
             "from ringsim.topologies."
         )
-    return SharedLinks(clock, topology, world_size, slower)
+    return SharedLinks(clock, topology, settings.world_size, slower)

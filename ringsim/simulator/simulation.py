@@ -495,10 +495,9 @@ class Simulation:
         parts += [part for part in self._worlds.makings if part.waiting]
         frames = current_frames()
         for each in (*messages, *parts):
-            rank: Any = each.rank
-            frame = rank.stack.find_frame(frames) if each.waiting else None
+            frame = each.rank.stack.find_frame(frames) if each.waiting else None
             numbers = each.group.number, each.peer, each.tag, each.kind.number
-            slot = self._recorder.post_for(rank.number, frame, each.op, *numbers)
+            slot = self._recorder.post_for(each.rank.number, frame, each.op, *numbers)
             if each.waiting and slot is not None:
                 self._recorder.wait(slot)
 

@@ -16,7 +16,7 @@ from torch.distributed import Work
 
 from ringsim.comm.calls import Members, check_dense
 from ringsim.comm.torch_private import in_backward, outside_modes, run_after_backward
-from ringsim.errors import ArgumentError, RunTimeout, name_ranks
+from ringsim.errors import ArgumentError, RunTimeout
 from ringsim.simulator.clock import Clock, Rank
 from ringsim.traces.events import ERROR, NONE, OK, OP_NAMES, Payload
 from ringsim.traces.recorder import Recorder
@@ -43,9 +43,6 @@ class Team(Members):
         self.places = {rank: place for place, rank in enumerate(ranks)}
         self.limit: timedelta | None = None
         self.meetings: Any = None
-
-    def __repr__(self) -> str:
-        return f'Team("{self.group_name}", {name_ranks(self.ranks)})'
 
     def rank(self) -> int:
         """Returns the calling rank's position in the group, or -1 if the rank is not a member."""
