@@ -33,11 +33,12 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 from ringsim.simulator.links import SharedCores
 from ringsim.simulator.work import SimulatedWork
-from ringsim.traces.collectives import COLLECTIVES
+from ringsim.traces.collectives import COLLECTIVES, make_rounds
 
 _LARGEST_BYTES = 1 << 20  # the largest piece of a ring
 
@@ -106,17 +107,11 @@ def list_steps(
 
 def _spread(place: int, count: int, root: int, size_bytes: int) -> list[GlooStep]:
     """Returns a member's steps in a binomial tree."""
-    number = (place - root) % count  # the root has number 0
-    level = number.bit_length()
-    hops = [1 << bit for bit in range(level, (count - 1).bit_length())]
-    children = tuple((number + hop + root) % count for hop in hops if number + hop < count)
-    steps = []
-    if number:
-        parent = (number - (1 << (level - 1)) + root) % count
-        steps.append(GlooStep((), (parent,), size_bytes))
-    if children:
-        steps.append(GlooStep(children, (), size_bytes))
-    return steps
+    messages = [*chain(*make_rounds("broadcast", count, root, size_bytes))]
+    parents = tuple(source for source, to, _ in messages if to == place)
+    children = tuple(to for source, to, _ in messages if source == place)
+    steps = GlooStep((), parents, size_bytes), GlooStep(children, (), size_bytes)
+    return [step for step in steps if step.to or step.source]
 
 
 @dataclass(slots=True)

@@ -243,19 +243,18 @@ class SimulatedRank(Rank):
         """
         call = read_call(name, arguments, team)
         kind = self.shared.kind_of(carried or call.carried, call.copies, call.op)
-        post = self.shared.poster_of(call.recorded_name)
         if READINGS[name].raw:
-            self._refuse_gaps(call, kind, post)
-        return self.take_part(call, kind, post)
+            self._refuse_gaps(call, kind)
+        return self.take_part(call, kind)
 
     def begin_monitored_barrier(self, team: Team) -> Part:
         """Starts a ``monitored_barrier``."""
-        kind, post = self.shared.kind_of(()), self.shared.poster_of("monitored_barrier")
-        return self.take_part(Call("monitored_barrier", team, (), ()), kind, post)
+        return self.take_part(Call("monitored_barrier", team, (), ()), self.shared.kind_of(()))
 
-    def take_part(self, call: Call, kind: PayloadKind, post: Post) -> Part:
+    def take_part(self, call: Call, kind: PayloadKind) -> Part:
         """Posts this rank's part in a collective."""
         team: Any = call.group
+        post = self.shared.poster_of(call.recorded_name)
         peer = NONE if call.root == NONE else team.ranks[call.root]
         if self._hooked:
             self._before_operation(call.recorded_name, team.number, peer, None, kind.number)
@@ -267,12 +266,13 @@ class SimulatedRank(Rank):
         meet(part, self.shared.links)
         return part
 
-    def _refuse_gaps(self, call: Call, kind: PayloadKind, post: Post) -> None:
+    def _refuse_gaps(self, call: Call, kind: PayloadKind) -> None:
         """Raises ArgumentError for a tensor with gaps, whose memory Gloo would misread."""
         team: Any = call.group
         for tensor in call.tensors:
             if has_gaps(tensor):
                 attempt = Attempt(call.recorded_name, team.number, NONE, None, kind.number)
+                post = self.shared.poster_of(call.recorded_name)
                 self.shared.checks.refuse_collective(attempt, tensor, post)
 
     # -- failures and delays
