@@ -38,11 +38,10 @@ class Isolated:
     generator: torch.Tensor | None = None  # None before the rank has started
     settings: tuple[Any, ...] | None = None  # None for the initial settings
     main: ModuleType | None = None
-    streams: dict[Any, Any] = field(
-        default_factory=dict
-    )  # the generators for `random`, `np.random`
-    variables: dict[str, str | None] = field(default_factory=dict)  # of the environment
-    handlers: dict[int, Any] = field(default_factory=dict)  # of signals
+    streams: dict[Any, Any] = field(default_factory=dict)  # for `random` and `np.random`
+    # environment variables; None if removed
+    variables: dict[str, str | None] = field(default_factory=dict)
+    handlers: dict[int, Any] = field(default_factory=dict)  # signal handlers
     world: dict[str, Any] = field(default_factory=dict)  # torch's tables of groups
 
 
