@@ -107,6 +107,8 @@ class Meetings:
         self.open: dict[int, list[Part]] = {}
         # when the last collective's bytes have left, if the group has its own links
         self.free_s = 0.0
+        # the distinct links from each member to the next one, found when needed
+        self.links: set[Link] = set()
         self.choices: dict[tuple[str, int], _Choice] = {}  # by name and size
         # how often each algorithm was chosen, for collectives that have a choice
         self.algorithms: Counter[str] = Counter()
@@ -378,10 +380,11 @@ def _choose(name: str, size_bytes: int, group: Team, links: Links) -> _Choice:
     ranks, meetings = group.ranks, group.meetings
     choice: _Choice | None = meetings.choices.get((name, size_bytes))
     if choice is None:
-        pairs = zip(ranks, (*ranks[1:], ranks[0]), strict=True)
-        distinct = {links.link_of(rank, succ) for rank, succ in pairs}
+        if not meetings.links:
+            pairs = zip(ranks, (*ranks[1:], ranks[0]), strict=True)
+            meetings.links = {links.link_of(rank, succ) for rank, succ in pairs}
         hows = (_RING, _TREE) if COLLECTIVES[name].family == "all_reduce" else (name,)
-        choices = [_weigh(how, len(ranks), size_bytes, distinct) for how in hows]
+        choices = [_weigh(how, len(ranks), size_bytes, meetings.links) for how in hows]
         choice = min(choices, key=lambda one: one.alone_s)  # the ring if both times are equal
         meetings.choices[name, size_bytes] = choice
     if choice.how != name:
