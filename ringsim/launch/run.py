@@ -33,7 +33,7 @@ from ringsim.launch.ranks import START_S, RankSet, get_launcher
 from ringsim.launch.results import read_result
 from ringsim.launch.supervisor import RunOptions, Supervisor
 from ringsim.ring.pairs import all_pairs, list_groups
-from ringsim.traces.cells import name_cells, rename_file, rename_places
+from ringsim.traces.cells import name_cells, rename_events
 from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.findings import IN_THREAD, Diagnosis
 from ringsim.traces.run_parts import read_parts
@@ -249,10 +249,8 @@ class Run(Supervisor):
         ]
         self.follow_outputs(last=True)
         events, facts = read_parts(self.rank_set.directory, start_ns=start_ns, world_size=self.size)
-        cells, tables = name_cells(events.tables.files), events.tables
-        files = tuple(rename_file(name, cells) for name in tables.files)
-        labels = tuple(rename_places(label, cells) for label in tables.labels)
-        events = replace(events, tables=tables._replace(files=files, labels=labels))
+        cells = name_cells(events.tables.files)
+        events = rename_events(events, cells)
         metadata = {**self._metadata(), **facts, "complete": complete and facts["complete"]}
         metadata["notes"] = [*facts.get("notes", ()), *self._note_threads()]
         metadata["ends"], metadata["end_ns"] = self._ends(), time.monotonic_ns() - start_ns

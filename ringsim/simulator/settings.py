@@ -51,8 +51,7 @@ class Settings:
         if self.topology is not None:
             constants["topology"] = repr(self.topology)
         if self.compute is not None:
-            is_text = isinstance(self.compute, str)
-            constants["compute"] = self.compute if is_text else repr(self.compute)
+            constants["compute"] = "measured" if self.measures else repr(self.compute)
         if self.inject:
             constants["inject"] = [repr(each) for each in self.inject]
         return constants
