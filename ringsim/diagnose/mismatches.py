@@ -39,10 +39,11 @@ from ringsim.traces.events import (
     Events,
     Ints,
     Payload,
+    number_places,
     read_notice,
 )
 from ringsim.traces.findings import Finding, Operation, lines_text, payload_text
-from ringsim.traces.matching import CollectiveCalls, match, number_places, number_rows, refused
+from ringsim.traces.matching import CollectiveCalls, match, number_rows, refused
 from ringsim.traces.units import count
 
 if TYPE_CHECKING:

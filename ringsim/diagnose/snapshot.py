@@ -47,9 +47,10 @@ from ringsim.traces.events import (
     Payload,
     Tables,
     make_events,
+    number_places,
 )
 from ringsim.traces.findings import EXIT_CODE, IN_VAIN, LEFT_BLOCK, LOST, End, Operation
-from ringsim.traces.matching import CollectiveCalls, number_places, number_rows, refused
+from ringsim.traces.matching import CollectiveCalls, number_rows, refused
 
 STATES = ("running", "blocked", "exited", "failed", "killed", "stopped", "unknown")
 GONE = frozenset({"exited", "failed", "killed"})  # will post no more operations

@@ -145,9 +145,9 @@ def _draw_trace(trace: Trace, table: Bandwidths | None, ax: Axes) -> None:
     _draw_messages(found, True, "waited for late (a lower bound)", colour, panels)
     _write_labels(ax, labels)
     notes = [f"Lines: {footer(table.metadata)}.", *_fit_notes(curves)] if table is not None else []
-    notes += _left_out(found)
-    words = _trace_message(found, trace)
-    style.dress(ax, *words, notes, metadata=trace.metadata, columns=3)
+    for words, number in found.left_out.items():
+        notes += [f"Not drawn: {count(number, 'message')}{words}."] if number else []
+    style.dress(ax, *_trace_message(found, trace), notes, metadata=trace.metadata, columns=3)
 
 
 def _draw_messages(
@@ -231,28 +231,18 @@ def _circumstances(metadata: dict[str, Any]) -> list[str]:
 
 
 def _trace_message(found: Achieved, trace: Trace) -> tuple[str, str]:
-    if not len(found):
+    number = len(found.size_bytes)
+    if not number:
         queued = "NCCL does not report the times of messages"
-        return queued if found.queued else "No message arrived", ""
+        return queued if found.left_out.get(QUEUED) else "No message arrived", ""
     best = int(np.argmax(found.gb_per_s))
     bounds = np.count_nonzero(found.is_bound)
     title = (
-        f"{count(len(found), 'message')}: at best {found.gb_per_s[best]:.3g} GB/s, with "
+        f"{count(number, 'message')}: at best {found.gb_per_s[best]:.3g} GB/s, with "
         f"{bytes_text(found.size_bytes[best])}"
     )
     moved = f"{bytes_text(int(found.size_bytes.sum()))} among {count(trace.world_size, 'rank')}"
     return title, f"{moved}; {bounds:,} of the bandwidths are lower bounds" if bounds else moved
-
-
-def _left_out(found: Achieved) -> list[str]:
-    why = {
-        " (NCCL reports when a message was queued, not when it arrived)": found.queued,
-        " of 0 bytes": found.empty,
-        " that never arrived": found.unfinished,
-    }
-    return [
-        f"Not drawn: {count(number, 'message')}{words}." for words, number in why.items() if number
-    ]
 
 
 # -- a table as curves
@@ -322,9 +312,8 @@ class Curve:
     @property
     def bus_factor(self) -> float:
         """The bus bandwidth divided by the algorithm bandwidth, which is 1 for messages."""
-        return float(
-            np.round(np.median(self.gb_per_s * self.latency_us / self.size_bytes * 1e3), 4)
-        )
+        factors = self.gb_per_s * self.latency_us / self.size_bytes * 1e3
+        return float(np.round(np.median(factors), 4))
 
     def points(self, part: slice) -> tuple[Any, Any, Any]:
         """Returns the sizes, bandwidths and times in a slice."""
@@ -416,13 +405,12 @@ def _draw_curves(
         if curve.is_ceiling:
             look = pen(curve.backend)
             for part in curve.parts:
-                marker = "." if part.stop - part.start == 1 else ""
                 panels.plot(
                     *curve.points(part),
                     color=look.light,
                     linestyle=_CEILING_LINES[curve.backend],
                     linewidth=1.5,
-                    marker=marker,
+                    marker="." if part.stop - part.start == 1 else "",
                     gid=f"ceiling {curve.backend}",
                 )
             labels.append((curve.gb_per_s[-1], look.name, look.light))
@@ -657,6 +645,7 @@ LATE = 0.05
 # the most messages of one size to draw as dots; if there are more, quantiles replace the dots
 MOST_DOTS = 12
 MOST_SIZES = 64
+QUEUED = " (NCCL reports when a message was queued, not when it arrived)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -665,22 +654,16 @@ class Achieved:
 
     A message's time is from the later post to the end of the receiver's wait. If the receiver began
     to wait late, the message may have arrived earlier, so its bandwidth is a lower bound
-    (``is_bound``). Three kinds of messages are left out and only counted: messages of 0 bytes,
-    which have no bandwidth (``empty``), messages that never arrived (``unfinished``), and NCCL
-    messages (``queued``), because an NCCL wait ends when the operation is queued on the GPU.
+    (``is_bound``). Three kinds of messages are left out and only counted, in ``left_out`` by their
+    descriptions: messages of 0 bytes, which have no bandwidth, messages that never arrived, and
+    NCCL messages, because an NCCL wait ends when the operation is queued on the GPU.
     """
 
     size_bytes: Any
     time_us: Any
     gb_per_s: Any
     is_bound: Any
-    empty: int
-    unfinished: int
-    queued: int
-
-    def __len__(self) -> int:
-        """Returns the number of messages."""
-        return len(self.size_bytes)
+    left_out: dict[str, int]
 
     def split(self, is_bound: bool) -> tuple[Ints, list[Ints]]:
         """Groups the rows of one kind by size.
@@ -701,23 +684,21 @@ def achieved(trace: Trace) -> Achieved:
     """Computes the times and bandwidths of the messages in a trace."""
     events, messages = trace.events, trace.messages
     send, recv = messages.send, messages.recv
-    start, end, watched = (
-        np.maximum(events.post_ns[send], events.post_ns[recv]),
-        events.done_ns[recv],
-        events.wait_ns[recv],
-    )
-    sizes = events.size_bytes[send]
-    queued = trace.metadata.get("backend") == "nccl"
+    start = np.maximum(events.post_ns[send], events.post_ns[recv])
+    end, watched, sizes = events.done_ns[recv], events.wait_ns[recv], events.size_bytes[send]
+    is_known = trace.metadata.get("backend") != "nccl"
     arrived = (events.status[recv] == OK) & (end != NONE) & (watched != NONE) & (end > start)
-    drawn = arrived & (sizes > 0) & (not queued)
+    drawn = arrived & (sizes > 0) & is_known
     time_ns = (end - start)[drawn]
     unwatched_ns = np.maximum(watched - start, 0)[drawn]
-    return Achieved(
-        sizes[drawn], time_ns * 1e-3, sizes[drawn] / time_ns, unwatched_ns > LATE * time_ns,
-        0 if queued else int(np.count_nonzero(arrived & (sizes <= 0))),
-        0 if queued else int(np.count_nonzero(~arrived)),
-        len(messages) if queued else 0,
-    )  # fmt: skip
+    left_out = {QUEUED: len(messages)}
+    if is_known:
+        left_out = {
+            " of 0 bytes": (arrived & ~drawn).sum(),
+            " that never arrived": (~arrived).sum(),
+        }
+    is_bound = unwatched_ns > LATE * time_ns
+    return Achieved(sizes[drawn], time_ns * 1e-3, sizes[drawn] / time_ns, is_bound, left_out)
 
 
 # -- published figures

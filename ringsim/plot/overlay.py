@@ -37,7 +37,8 @@ MEASURED_LANE, PREDICTED_LANE = 0, 3
 MEASURED_LOOK = Look.of("measured")
 # The bounds between the looks, as shares of the step. An end that is off by up to 1 % is on time.
 BOUNDS = (-0.05, -0.01, 0.01, 0.05)
-LATENESS_LOOKS = tuple(map(Look.of, ("much_earlier", "earlier", "alike", "later", "much_later")))
+_LATENESS = ("much_earlier", "earlier", "alike", "later", "much_later")
+LATENESS_LOOKS = dict(enumerate(map(Look.of, _LATENESS)))
 
 
 def plot_overlay(
@@ -130,8 +131,8 @@ def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
     index = comparison.virtual_index[chosen]
     times = _times(virtual.events, index, comparison.virtual_begin_ns[step], unit_ns)
     off = np.searchsorted(BOUNDS, comparison.lag_s[chosen] / lengths_s[0])
-    looks = dict(enumerate(LATENESS_LOOKS))
-    rows.draw_each(looks, "predicted", off, virtual.events.rank[index], PREDICTED_LANE, *times)
+    ranks = virtual.events.rank[index]
+    rows.draw_each(LATENESS_LOOKS, "predicted", off, ranks, PREDICTED_LANE, *times)
     dashes: Any = "solid", (0, (4, 2))
     for length_s, dash, name in zip(lengths_s, dashes, comparison.names, strict=True):
         ax.axvline(

@@ -39,7 +39,6 @@ from ringsim.traces.display import Images, Style
 from ringsim.traces.events import (
     COLLECTIVE,
     ERROR,
-    MARK,
     NONE,
     OP_NAMES,
     SEND,
@@ -155,10 +154,9 @@ def timeline_picture(
     """
     trace = replace(trace, events=reopen(trace.events, trace.metadata))
     events = trace.events
-    is_operation = (events.kind != SPAN) & (events.kind != MARK)
     is_stuck = (events.wait_ns != NONE) & (events.done_ns == NONE) | (events.status == ERROR)
     if step is not None or not (
-        draw_under or (is_operation & is_stuck).any() or not count_steps(events)
+        draw_under or (events.communicates & is_stuck).any() or not count_steps(events)
     ):
         return step_picture(picture_step(trace, step), with_curve=with_curve)
     row = 0.62 + 0.22 * (events.kind == SPAN).any() + 0.14 * events.program_marks.any()
@@ -319,8 +317,7 @@ def _message(trace: Trace, bars: Bars) -> tuple[str, str]:
             f"first: rank {events.rank[index]} in {OP_NAMES[events.op[index]]}{partner}",
         )
     length = time_text(trace.makespan_s * 1e9)
-    operations = (events.kind != SPAN) & (events.kind != MARK)
-    if not operations.any():
+    if not events.communicates.any():
         return f"{ranks} ran for {length} without a message", ""
     if trace.makespan_s == 0:
         return f"{ranks}, {count(len(trace.messages), 'message')}, and no time passed", ""

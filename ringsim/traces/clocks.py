@@ -39,6 +39,7 @@ TIMES = ("post_ns", "wait_ns", "done_ns")
 REFERENCE, STORE, KERNELS, UNKNOWN = "reference", "store", "kernels", "not compared"
 
 Sample = Sequence[int]  # time_ns, offset_ns, uncertainty_ns
+Clocks = Sequence[Mapping[str, Any]]  # the form of metadata["clocks"]
 
 
 class RunClock(NamedTuple):
@@ -65,9 +66,7 @@ class RunClock(NamedTuple):
     how: str
 
 
-def list_clocks(
-    events: Events, entries: Sequence[Mapping[str, Any]], hosts: Sequence[str]
-) -> list[RunClock]:
+def list_clocks(events: Events, entries: Clocks, hosts: Sequence[str]) -> list[RunClock]:
     """Returns the clocks of a run; see ``Trace.clocks``."""
     raw = unalign(events, entries)
     clocks = []
@@ -98,9 +97,7 @@ def list_clocks(
 # -- the comparisons that the ranks recorded
 
 
-def find_clocks(
-    metas: Mapping[int, Mapping[str, Any]], start_ns: int, how: str = STORE
-) -> list[dict[str, Any]]:
+def find_clocks(metas: Mapping[int, Mapping[str, Any]], start_ns: int) -> Clocks:
     """Returns the entries in ``metadata["clocks"]``, or an empty list if there is only one clock.
 
     Args:
@@ -110,7 +107,6 @@ def find_clocks(
             on the rank's own clock, the offset to add, and the width of the interval that contains
             the offset, in ns.
         start_ns: the time on the ranks' clocks from which the times of events count.
-        how: how the clocks were compared.
 
     Example:
         >>> metas = {
@@ -143,7 +139,7 @@ def find_clocks(
     entries = [
         {
             "ranks": ranks[name],
-            "how": UNKNOWN if name not in number_of else how if number_of[name] else REFERENCE,
+            "how": UNKNOWN if name not in number_of else STORE if number_of[name] else REFERENCE,
             "samples": found[number_of.get(name, 0)],
         }
         for name in ranks
@@ -159,11 +155,11 @@ def _compare(
     They are computed from its comparisons with clocks whose own offsets are known.
     """
     samples: list[list[int]] = []
-    said = [value for key, value in meta.items() if key.startswith("clock ")]
     good = [
         one
-        for one in said
-        if are_all(one, int)
+        for key, one in meta.items()
+        if key.startswith("clock ")
+        and are_all(one, int)
         and len(one) == 4
         and all(abs(number) < 2**61 for number in one)
         and one[3] >= 0
@@ -280,17 +276,17 @@ def uncertainty_ns(samples: Sequence[Sample], times: Ints) -> Ints:
     return bound
 
 
-def align(events: Events, clocks: Sequence[Mapping[str, Any]]) -> Events:
+def align(events: Events, clocks: Clocks) -> Events:
     """Returns the events with each clock's times converted to the reference clock."""
     return _shift(events, clocks, shift_ns)
 
 
-def unalign(events: Events, clocks: Sequence[Mapping[str, Any]]) -> Events:
+def unalign(events: Events, clocks: Clocks) -> Events:
     """Returns the events with the times that each clock showed; the inverse of ``align``."""
     return _shift(events, clocks, _shift_back)
 
 
-def reference_ns(clocks: Sequence[Mapping[str, Any]], rank: int, time_ns: int) -> int:
+def reference_ns(clocks: Clocks, rank: int, time_ns: int) -> int:
     """Returns a rank's time converted to rank 0's clock."""
     samples = next((entry["samples"] for entry in clocks if rank in entry["ranks"]), [[0, 0, 0]])
     return time_ns + int(shift_ns(samples, np.array([time_ns]))[0])
@@ -306,7 +302,7 @@ def _shift_back(samples: Sequence[Sample], times: Ints) -> Ints:
     return np.asarray(shown - times)
 
 
-def _shift(events: Events, clocks: Sequence[Mapping[str, Any]], find: Any) -> Events:
+def _shift(events: Events, clocks: Clocks, find: Any) -> Events:
     if not clocks:
         return events
     columns = {name: getattr(events, name).copy() for name in TIMES}
@@ -321,9 +317,7 @@ def _shift(events: Events, clocks: Sequence[Mapping[str, Any]], find: Any) -> Ev
     return replace(events, **columns)
 
 
-def align_run(
-    events: Events, clocks: Sequence[Mapping[str, Any]], start_ns: int | None
-) -> tuple[Events, list[dict[str, Any]], int]:
+def align_run(events: Events, clocks: Clocks, start_ns: int | None) -> tuple[Events, Clocks, int]:
     """Aligns the events of a newly read run, and shifts their times to count from the run's start.
 
     Args:
@@ -345,8 +339,8 @@ def align_run(
 
 
 def find_start(
-    firsts: Mapping[int, int], clocks: Sequence[Mapping[str, Any]], start_ns: int | None
-) -> tuple[int, list[dict[str, Any]], int]:
+    firsts: Mapping[int, int], clocks: Clocks, start_ns: int | None
+) -> tuple[int, Clocks, int]:
     """Finds the time from which a run's times count; see ``align_run``.
 
     Args:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
-import sys
 from collections.abc import Callable
 from html import escape
 from typing import Any, Literal, NamedTuple, TypedDict
+
+from ringsim.traces.cells import find_shell
 
 Bundle = tuple[dict[str, Any], dict[str, Any]]  # data and metadata, as Jupyter expects them
 
@@ -83,6 +84,5 @@ def shows_images() -> bool:
 
     IPython in a terminal also requests a bundle, but discards the picture.
     """
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
+    shell = find_shell()
     return shell is None or list(shell.display_formatter.active_types) != ["text/plain"]

@@ -95,37 +95,31 @@ def part_of_file(
         return trace.filter(ranks=ranks, between_s=between_s)
     events = trace.events
     mine = np.isin(events.rank, chosen)
-    whole = np.array(
-        [set(group.ranks).issubset(chosen) for group in events.tables.groups], dtype=bool
-    )
+    groups = (set(group.ranks) for group in events.tables.groups)
+    whole = np.array([*(ranks.issubset(chosen) for ranks in groups), True])  # the last: no group
     apart = np.isin(events.kind, (SEND, RECV)) & ~np.isin(events.peer, chosen)
-    apart |= (
-        (events.kind == COLLECTIVE) & (events.group != NONE) & ~np.append(whole, True)[events.group]
-    )
+    apart |= (events.kind == COLLECTIVE) & ~whole[events.group]
     apart &= ~refused(events)
     apart[trace.apart] = True
     read = _make_part(trace, mine, apart, [] if ranks is None else [_say("ranks", chosen)])
     if between_s is None:
         return read
     calls = CollectiveCalls.of(read.events, read.apart)
-    late = np.zeros(len(read.events), dtype=bool)  # whose other side may have been posted later
-    late[read.apart] = late[read.messages.unmatched] = late[
-        calls.event[~calls.complete[calls.call]]
-    ] = True
-    return _make_part(read, np.ones(len(late), dtype=bool), late, []).filter(between_s=between_s)
+    open_calls = calls.event[~calls.complete[calls.call]]
+    # the operations whose other side may have been posted later
+    late = np.concatenate([read.apart, read.messages.unmatched, open_calls])
+    every = np.arange(len(read.events))
+    return _make_part(read, every, np.isin(every, late), []).filter(between_s=between_s)
 
 
 def take(trace: Trace, kept: Ints, said: Sequence[str] = ()) -> Trace:
     """Returns the selected events as a trace that lists the operations that are apart."""
     events, messages = trace.events, trace.messages
-    apart = np.zeros(len(events), dtype=bool)
-    apart[trace.apart] = True
+    apart = np.isin(np.arange(len(events)), trace.apart)
     apart[messages.send] |= ~kept[messages.recv]
     apart[messages.recv] |= ~kept[messages.send]
     calls = CollectiveCalls.of(events, trace.apart)
-    cut = np.zeros(len(calls.last), dtype=bool)
-    cut[calls.call[~kept[calls.event]]] = True
-    apart[calls.event] |= cut[calls.call]
+    apart[calls.event] |= np.isin(calls.call, calls.call[~kept[calls.event]])
     return _make_part(trace, kept, apart, said)
 
 
@@ -143,9 +137,8 @@ def _overlaps(events: Events, between_s: Stretch) -> Ints:
     An operation that is not done counts as lasting until the end of the run.
     """
     begin_s, end_s = _read_stretch(between_s)
-    last_ns = np.maximum(events.post_ns, np.maximum(events.wait_ns, events.done_ns))
     is_open = (events.done_ns == NONE) & (events.op != OP_CODES["mark"])
-    overlaps: Ints = (events.post_ns <= end_s * 1e9) & (is_open | (last_ns >= begin_s * 1e9))
+    overlaps: Ints = (events.post_ns <= end_s * 1e9) & (is_open | (events.last_ns >= begin_s * 1e9))
     return overlaps
 
 

@@ -85,6 +85,7 @@ _about = stage_and_microbatch.get
 _label = label_in_force.get
 
 Post = Callable[..., int | None]
+Callback = Callable[[], None]
 _Entry = TypeVar("_Entry")
 
 
@@ -102,11 +103,11 @@ class Hooks(NamedTuple):
             record, or returns False if the handle is unknown.
     """
 
-    undo: Callable[[], None] = lambda: None
-    check_end: Callable[[], None] = lambda: None
-    on_imports: Callable[[], None] = lambda: None
-    on_growth: Callable[[], None] = lambda: None
-    on_reading: Callable[[], None] = lambda: None
+    undo: Callback = lambda: None
+    check_end: Callback = lambda: None
+    on_imports: Callback = lambda: None
+    on_growth: Callback = lambda: None
+    on_reading: Callback = lambda: None
     complete_with: Callable[[Any, int], bool] = lambda _handle, _slot: False
 
 
@@ -174,7 +175,7 @@ class Recorder:
         self.files: dict[int, str] = {}
         self.world = self.users = 0
         self.hooks = Hooks()
-        self.on_failure: Callable[[], None] = lambda: None
+        self.on_failure: Callback = lambda: None
         self.is_settled: Callable[[str], bool] = lambda _group: False
         self._rank = rank
         self._now, self._who = now, who
@@ -414,40 +415,24 @@ class Recorder:
         """Records the end of a span, with the status ERROR if an exception passed through it."""
         self.complete(slot, ERROR if failed else OK)
 
-    def mark(self, name: str) -> None:
-        """Writes a mark at the current time."""
-        self._mark(self.label(name))
-
-    def notice(
-        self,
-        kind: str,
-        text: str,
-        group: int = NONE,
-        peer: int = NONE,
-        tag: int = NONE,
-        payload: int = NONE,
+    def mark(
+        self, name: str, group: int = NONE, peer: int = NONE, tag: int = NONE, payload: int = NONE
     ) -> None:
-        """Records a mistake in the operation that the given numbers describe.
+        """Writes a mark at the current time, which may repeat the numbers of an operation."""
+        slot = self._post_mark(group, peer, tag, payload, self.label(name))
+        if slot is not None:
+            self.complete(slot)
+
+    def notice(self, kind: str, text: str, *operation: int) -> None:
+        """Records a mistake in the operation with the given group, peer, tag and payload.
 
         See ``ringsim.traces.events.word_notice``.
         """
-        self._mark(self.label(word_notice(kind, text)), payload, group, peer, tag)
+        self.mark(word_notice(kind, text), *operation)
 
     def count_bytes(self, sizes: Sequence[int]) -> None:
         """Records how many bytes the rank's tensors have now, by kind; see ``BYTE_KINDS``."""
-        self._mark(self.label(BYTES), self.payload("", sizes, sum(sizes)))
-
-    def _mark(
-        self,
-        label: int,
-        payload: int = NONE,
-        group: int = NONE,
-        peer: int = NONE,
-        tag: int = NONE,
-    ) -> None:
-        slot = self._post_mark(group, peer, tag, payload, label)
-        if slot is not None:
-            self.complete(slot)
+        self.mark(BYTES, payload=self.payload("", sizes, sum(sizes)))
 
     # -- names
 

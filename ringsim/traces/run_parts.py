@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ringsim.errors import TraceFileError, name_ranks
-from ringsim.traces.clocks import UNKNOWN, align_run, count_from, find_clocks, reference_ns
+from ringsim.traces.clocks import UNKNOWN, Clocks, align_run, count_from, find_clocks, reference_ns
 from ringsim.traces.events import (
     COLUMN_DTYPES,
     NONE,
@@ -206,11 +206,7 @@ class Parts:
     def describe(self) -> dict[str, Any]:
         """Returns the metadata from the ranks."""
         ranks, metas = self.metas.items(), self.metas.values()
-        missing = (
-            [rank for rank in range(self.world_size) if rank not in self.metas]
-            if len(metas) < self.world_size
-            else []
-        )
+        missing = [rank for rank in range(self.world_size) if rank not in self.metas]
         stopped = [rank for rank, meta in ranks if meta.get("stopped_at_max")]
         hosts = set(_valid(metas, "host"))
         clocks = find_clocks(self.metas, self.start_ns)
@@ -245,7 +241,7 @@ class Parts:
         }
 
     def _note(
-        self, missing: list[int], stopped: list[int], hosts: int, clocks: list[dict[str, Any]]
+        self, missing: list[int], stopped: list[int], hosts: int, clocks: Clocks
     ) -> list[str]:
         """Returns the ranks' notes along with notes about damaged or missing parts."""
         metas = self.metas.values()

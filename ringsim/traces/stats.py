@@ -11,17 +11,16 @@ import numpy.typing as npt
 
 from ringsim.traces.collectives import COLLECTIVES, MESSAGES, bus_factor
 from ringsim.traces.events import (
-    COLLECTIVE,
     NONE,
     OK,
     OP_NAMES,
-    RECV,
-    SEND,
     Events,
     Group,
     Ints,
     Tables,
 )
+from ringsim.traces.matching import number_rows
+from ringsim.traces.steps import split_where
 from ringsim.traces.units import bytes_text, time_text
 
 if TYPE_CHECKING:
@@ -109,31 +108,21 @@ class Stats:
         """Returns the table as text."""
         if not self.rows:
             return "no operations were recorded"
-        names, groups = (
-            max([least, *map(len, each)])
-            for least, each in (
-                (9, [row.op for row in self.rows]),
-                (5, [row.group for row in self.rows]),
-            )
-        )
+        names = max(9, *(len(row.op) for row in self.rows))
+        groups = max(5, *(len(row.group) for row in self.rows))
         head = (
             f"{'operation':{names}}  {'group':{groups}}{'ranks':>8}{'count':>8}{'bytes':>11}"
             f"{'blocked p50':>14}{'p90':>8}{'max':>8}"
         )
         lines = [f"{head}{'algbw GB/s':>13}{'busbw GB/s':>13}{'share':>8}"]
         for row in self.rows:
-            times = [
-                _say(row.blocked_p50_us, 14),
-                _say(row.blocked_p90_us, 8),
-                _say(row.blocked_max_us, 8),
-            ]
-            rates = [f"{_say_rate(rate):>13}" for rate in (row.algbw_gb_per_s, row.busbw_gb_per_s)]
             size = bytes_text(row.size_bytes) if row.size_bytes else "-"
-            start = (
+            lines.append(
                 f"{row.op:{names}}  {row.group:{groups}}{row.group_size:>8}{row.count:>8,}"
-                f"{size:>11}"
+                f"{size:>11}{_say(row.blocked_p50_us):>14}{_say(row.blocked_p90_us):>8}"
+                f"{_say(row.blocked_max_us):>8}{_say_rate(row.algbw_gb_per_s):>13}"
+                f"{_say_rate(row.busbw_gb_per_s):>13}{100 * row.share:>6.0f} %"
             )
-            lines.append(start + "".join(times + rates) + f"{100 * row.share:>6.0f} %")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -143,8 +132,8 @@ def _say_rate(rate: float) -> str:
     return "-" if rate != rate else format(rate, ".2f" if rate >= 0.1 else ".2g")
 
 
-def _say(time_us: float, width: int) -> str:
-    return f"{'-' if math.isnan(time_us) else time_text(time_us * 1e3):>{width}}"
+def _say(time_us: float) -> str:
+    return "-" if math.isnan(time_us) else time_text(time_us * 1e3)
 
 
 @dataclass
@@ -202,20 +191,16 @@ class Tally:
 
     def add(self, events: Events) -> None:
         """Counts the events of some ranks; each rank must be complete."""
-        communicates = np.isin(events.kind, (SEND, RECV, COLLECTIVE)) & (events.group != NONE)
+        communicates = events.communicates & (events.group != NONE)
         mine = np.flatnonzero(communicates & (events.op != _NEW_GROUP))
         if len(mine) == 0:
             return
-        keys, key_of = np.unique(
-            np.stack([events.op[mine], events.group[mine]]), axis=1, return_inverse=True
-        )
-        order = np.argsort(key_of, kind="stable")
-        indexes = np.split(mine[order], np.searchsorted(key_of[order], np.arange(1, keys.shape[1])))
-        sizes = events.size_bytes
-        for index, (op, group) in zip(indexes, keys.T.tolist(), strict=True):
-            self._shares.setdefault((op, group), []).append(
-                _keep(events, sizes, index, OP_NAMES[op])
-            )
+        key, sizes = number_rows(events.op[mine], events.group[mine]), events.size_bytes
+        order = np.argsort(key, kind="stable")
+        for index in split_where(mine[order], key[order]):
+            op, group = int(events.op[index[0]]), int(events.group[index[0]])
+            share = _keep(events, sizes, index, OP_NAMES[op])
+            self._shares.setdefault((op, group), []).append(share)
 
     def table(self, tables: Tables, world_size: int, makespan_s: float) -> Stats:
         """Returns the table of all counted operations.
@@ -258,11 +243,9 @@ def _make_row(name: str, group: Group, shares: list[_Share], total_us: float) ->
         np.percentile(blocked_us, [50, 90, 100]).tolist() if len(blocked_us) else [math.nan] * 3
     )
     algbw = float(np.median(bytes_per_us)) * 1e-3 if len(bytes_per_us) else math.nan
-    records, size_bytes = (
-        sum(share.records for share in shares),
-        sum(share.size_bytes for share in shares),
-    )
-    calls, factor = records, bus_factor(name, max(len(group.ranks), 1))
+    calls = records = sum(share.records for share in shares)
+    size_bytes = sum(share.size_bytes for share in shares)
+    factor = bus_factor(name, max(len(group.ranks), 1))
     if name in COLLECTIVES:
         calls = max(share.calls for share in shares)
         size_bytes = size_bytes * calls // records

@@ -24,6 +24,7 @@ from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 from ringsim.view.html import (
     PROGRAM,
+    Traces,
     align,
     check_runs,
     find,
@@ -56,7 +57,7 @@ class _Widget(anywidget.AnyWidget):
     chosen: traitlets.List[Any] = traitlets.List().tag(sync=True)
 
 
-def view(traces: Trace | Sequence[Trace]) -> View:
+def view(traces: Traces) -> View:
     """Shows traces interactively in a notebook.
 
     You can zoom, hover, search and play. Python code can read the selection and control the view.
@@ -175,7 +176,7 @@ class View:
             "from the traces in this view."
         )
 
-    def show(self, traces: Trace | Sequence[Trace]) -> None:
+    def show(self, traces: Traces) -> None:
         """Replaces the traces in the view.
 
         Args:
@@ -226,7 +227,7 @@ class LiveView(View):
         super().__init__([Trace(nothing, {"world_size": world_size})])
         self.display_widget()
 
-    def show(self, traces: Trace | Sequence[Trace]) -> None:
+    def show(self, traces: Traces) -> None:
         """Shows the newest part of the run or, at the end, the whole run."""
         if isinstance(traces, LiveTrace):
             self.widget.send({"live": True}, buffers=pack_all([traces]))
