@@ -11,6 +11,7 @@ on every rank, so compare its figures with the pattern "exchange", not with "pin
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +33,7 @@ from ringsim.provenance import footer
 from ringsim.schedules.generation import steady_use
 from ringsim.traces.bandwidths import CEILINGS, ONE_GPU, Bandwidths, Regime, find_regimes
 from ringsim.traces.display import Images, Style
+from ringsim.traces.documents import JsonObject
 from ringsim.traces.events import NONE, OK, Ints
 from ringsim.traces.looks import LOOKS, Meaning, read_table
 from ringsim.traces.units import bytes_text, count, time_text
@@ -154,7 +156,7 @@ def _draw_messages(
     found: Achieved, is_bound: bool, words: str, colour: str, panels: _Panels
 ) -> None:
     """Draws the messages of one kind as dots or quantiles."""
-    look: dict[str, Any] = {
+    look = {
         "color": colour, "markerfacecolor": "none" if is_bound else colour, "marker": "o",
         "markersize": 5,
         "linestyle": "none", "zorder": 6,
@@ -216,7 +218,7 @@ def _counts(curves: Sequence[Curve]) -> list[str]:
     return [f"Medians of n = {many} repetitions per size, without the warm-up."]
 
 
-def _circumstances(metadata: dict[str, Any]) -> list[str]:
+def _circumstances(metadata: JsonObject) -> list[str]:
     """Returns a sentence about the interface, the paths and the load, if known."""
     parts = []
     if metadata.get("interface"):
@@ -719,7 +721,7 @@ def _draw_published(panels: _Panels) -> list[Label]:
     """
     ax, below = panels
     ink, labels = pen("nccl").light, []
-    times: dict[tuple[str, str], list[Any]] = {}
+    times = defaultdict[tuple[str, str], list[Any]](list)
     low, high = ax.get_xlim()
     for figure in FIGURES:
         rate, size = figure.bandwidth_gb_per_s, figure.size_bytes
@@ -729,8 +731,7 @@ def _draw_published(panels: _Panels) -> list[Label]:
             ax.plot(place, [rate, rate], transform=ax.get_yaxis_transform(), gid=gid, **look)
             labels.append((rate, f"{rate:g}: {figure.link} ({figure.source})", ink))
         elif size is not None and low <= size <= high:
-            shown = times.setdefault((figure.link, figure.source), [])
-            shown.append((size, figure.latency_us))
+            times[figure.link, figure.source].append((size, figure.latency_us))
     for (link, source), shown in times.items():
         below.plot(
             *zip(*shown, strict=True),
@@ -753,7 +754,7 @@ def _draw_published(panels: _Panels) -> list[Label]:
 
 USE_INCHES = (7.2, 3.8)
 # matplotlib types its line styles as literals
-_LINES: tuple[tuple[bool, str, str, str, Any], ...] = (
+_LINES: Any = (
     (False, "synchronous", LOOKS["activations"].light, "o", "-"),
     (True, "asynchronous", LOOKS["across"].light, "s", "--"),
 )
@@ -777,7 +778,7 @@ def plot_inner_iterations(
     num_stages: int,
     measured: Sequence[MeasuredUse] = (),
     *,
-    metadata: dict[str, Any] | None = None,
+    metadata: JsonObject | None = None,
     ax: Axes | None = None,
     **look: Unpack[Style],
 ) -> Axes:
@@ -809,11 +810,11 @@ def plot_inner_iterations(
 
 
 def _draw_use(
-    num_stages: int, measured: Sequence[MeasuredUse], metadata: dict[str, Any] | None, ax: Axes
+    num_stages: int, measured: Sequence[MeasuredUse], metadata: JsonObject | None, ax: Axes
 ) -> None:
     turns = range(1, 2 * num_stages + 1)
     for async_comm, name, colour, marker, line in _LINES:
-        look: dict[str, Any] = {
+        look = {
             "color": colour, "marker": marker, "markersize": 7, "markerfacecolor": style.GROUND
         }  # fmt: skip
         uses = [float(steady_use(num_stages, number, async_comm)) for number in turns]
@@ -821,8 +822,8 @@ def _draw_use(
         stuck = [(number, 0) for number, use in zip(turns, uses, strict=True) if use == 0]
         own = [point[::2] for point in measured if point.async_comm is async_comm]
         size = 110 if async_comm else 60
-        cross: Any = {"s": size, "marker": "x", "linewidths": 1.8, "label": "never ends"}
-        dot: Any = {"s": 26, "marker": marker, "linewidths": 0, "label": "filled: measured"}
+        cross = {"s": size, "marker": "x", "linewidths": 1.8, "label": "never ends"}
+        dot = {"s": 26, "marker": marker, "linewidths": 0, "label": "filled: measured"}
         for points, mark in ((own, dot), (stuck, cross)):
             if points:
                 ax.scatter(*zip(*points, strict=True), color=colour, zorder=5, **mark)

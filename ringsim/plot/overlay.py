@@ -10,7 +10,7 @@ Each rank's row shows the measurement above the prediction::
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
@@ -133,7 +133,7 @@ def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
     off = np.searchsorted(BOUNDS, comparison.lag_s[chosen] / lengths_s[0])
     ranks = virtual.events.rank[index]
     rows.draw_each(LATENESS_LOOKS, "predicted", off, ranks, PREDICTED_LANE, *times)
-    dashes: Any = "solid", (0, (4, 2))
+    dashes = "solid", (0, (4, 2))
     for length_s, dash, name in zip(lengths_s, dashes, comparison.names, strict=True):
         ax.axvline(
             length_s * 1e9 / unit_ns,
@@ -172,7 +172,7 @@ def _choose(comparison: Comparison, step: int) -> Ints:
     waited = events.wait_ns[index] != NONE
     waited &= comparison.virtual.events.wait_ns[comparison.virtual_index] != NONE
     which = spans & drawn[index] if spans.any() else waited
-    chosen: Ints = np.flatnonzero((comparison.step == step) & which)
+    chosen = np.flatnonzero((comparison.step == step) & which)
     if len(chosen) == 0:
         raise ArgumentError(
             "cannot draw a comparison without spans or waits. Record the ranks' work in "

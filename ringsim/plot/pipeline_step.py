@@ -44,6 +44,7 @@ from ringsim.plot.style import Look, percent
 from ringsim.schedules.engine import Evaluation, evaluate
 from ringsim.schedules.schedule import Schedule
 from ringsim.traces.display import Style
+from ringsim.traces.documents import JsonObject
 from ringsim.traces.events import RECV, SEND, Ints
 from ringsim.traces.filtering import take
 from ringsim.traces.looks import LOOKS
@@ -112,7 +113,7 @@ class StepPicture(NamedTuple):
     actions: StageActions
     time: str
     unit: str
-    metadata: dict[str, Any]
+    metadata: JsonObject
     about: str
     draw_messages: Callable[[RankRows], None] | None
     notes: tuple[str, ...] = ()

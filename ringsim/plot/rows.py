@@ -162,7 +162,7 @@ class RankRows:
         wide &= points >= LEAST_TEXTURED_POINTS
         zorder = look.zorder if zorder is None else zorder
         name = style.name_look(look.name)
-        more: Any = {"facecolors": look.colour, "zorder": zorder, "gid": gid, "label": name}
+        more = {"facecolors": look.colour, "zorder": zorder, "gid": gid, "label": name}
 
         def add(some: Ints, **looks: Any) -> None:
             if some.any():
@@ -172,7 +172,7 @@ class RankRows:
         # Boxes only a pixel high are not smoothed, because soft edges would blur the rows.
         add(~wide, linewidths=0, antialiaseds=points[~wide] >= 1, **more)
         # drawn separately, because a hatch takes the colour of the edge
-        white: Any = {"edgecolors": style.GROUND, "linewidths": 0.6, "zorder": zorder + 0.1}
+        white = {"edgecolors": style.GROUND, "linewidths": 0.6, "zorder": zorder + 0.1}
         add(wide & outlined, facecolors="none", **white)
 
     def draw_each(

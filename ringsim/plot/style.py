@@ -35,6 +35,7 @@ from matplotlib.transforms import ScaledTranslation
 
 from ringsim.errors import ArgumentError, say
 from ringsim.provenance import describe_replay, footer
+from ringsim.traces.documents import JsonObject
 from ringsim.traces.looks import LOOKS, contrast, read_table, readable_ink
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ def tint(part: Figure | Axes, theme: str | None) -> None:
     artists += filter(None, (note.arrow_patch for note in part.findobj(Annotation)))
     for artist in artists:
         patch = artist.get_bbox_patch() if isinstance(artist, Text) else None
-        tinted: Any = patch or artist  # the ink of a text on a bar depends on the bar
+        tinted = patch or artist  # the ink of a text on a bar depends on the bar
         looks = {name: plt.getp(tinted, name) for name in COLOURS if hasattr(tinted, f"get_{name}")}
         # all at once, because a marker may take the line's colour
         tinted.set(**{name: turn(one) for name, one in looks.items() if str(one) != "none"})
@@ -329,7 +330,7 @@ def dress(
     subtitle: str = "",
     notes: Sequence[str] = (),
     *,
-    metadata: dict[str, Any],
+    metadata: JsonObject,
     columns: int = 4,
 ) -> None:
     """Adds the text around a picture.
@@ -420,7 +421,7 @@ def _add_legend(
     shift = ScaledTranslation(offset[0] / 72, offset[1] / 72, ax.figure.dpi_scale_trans)
 
     def write(some: Sequence[Artist], number: int) -> tuple[float, float]:
-        legend: Any = ax.legend(
+        legend = ax.legend(
             handles=list(some),
             loc="upper left",
             ncols=number,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
@@ -401,7 +401,7 @@ def _draw_arrows(rows: RankRows, trace: Trace, send_lane: int, axis: TimeAxis) -
     head = COMPACT_HEAD_POINTS if style.is_compact() else HEAD_POINTS
     for some, colour, zorder, gid, label in looks:
         if some.any():
-            line: Any = {"linewidth": 1, "marker": ">", "markersize": 5, "markevery": [1]}
+            line = {"linewidth": 1, "marker": ">", "markersize": 5, "markevery": [1]}
             style.entry(rows.ax, label, color=colour, **line)
             rows.ax.quiver(
                 x[some], y[some], (to_x - x)[some], (to_y - y)[some], angles="xy", scale_units="xy",

@@ -9,7 +9,7 @@ The result includes groups without messages, and messages on groups outside the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -86,7 +86,7 @@ def count_traffic(trace: Trace) -> Traffic:
         [TrafficEdge(src=0, dst=1, group='ring:0>1', lane='forward', messages=2, size_bytes=16)]
     """
     events, messages = trace.events, trace.messages
-    listed: list[Any] = trace.metadata.get("ring_groups", [])
+    listed = trace.metadata.get("ring_groups", [])
     names = [name for name, _ in listed] or [group.name for group in events.tables.groups]
     ring = find_ring(names, trace.world_size)
     sends = events.kind == SEND
@@ -94,8 +94,7 @@ def count_traffic(trace: Trace) -> Traffic:
     sent[messages.send[events.status[messages.recv] == OK]] = True
     done = np.flatnonzero(sent & (events.peer >= 0))
     keys = np.stack([events.rank[done], events.peer[done], events.group[done]])
-    found, which = np.unique(keys, axis=1, return_inverse=True)
-    numbers = np.bincount(which, minlength=found.shape[1])
+    found, which, numbers = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
     totals = np.zeros(found.shape[1], dtype=np.int64)
     np.add.at(totals, which, np.maximum(events.size_bytes[done], 0))
     edges = []

@@ -62,7 +62,7 @@ COVERED = 0.15
 
 _RUNNING = (LOOKS["running"].name, style.GROUND, LOOKS["running"].light, "solid")
 # for each state: the text next to the rank, the fill, the outline, and the dashes
-_LOOKS: dict[str, tuple[str, str, str, Any]] = {
+_LOOKS: dict[str, Any] = {
     "blocked": ("", style.GROUND, LOOKS["stuck"].light, "solid"),
     "exited": (LOOKS["exited"].name, LOOKS["exited"].light, style.MUTED, (0, (2, 2))),
     "failed": ("failed", style.INK, style.INK, "solid"),
@@ -237,7 +237,7 @@ def _draw_edges(
         pairs.setdefault((edge.rank, edge.peer), []).append(edge)
     points = radius / style.per_point(ax)
     paths, labels = [], []
-    look: dict[str, Any]
+    look: Any
     for (rank, peer), waits in pairs.items():
         start, end = at[rank], at[peer]
         label, look = "waits for", {"color": style.MUTED, "linewidth": 1.2, "linestyle": DASHED}

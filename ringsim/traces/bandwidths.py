@@ -61,6 +61,7 @@ from ringsim.traces.display import Bundle, Images, Style, bundle
 from ringsim.traces.documents import (
     OBJECT,
     Forms,
+    JsonObject,
     StrPath,
     are_all,
     check_metadata,
@@ -140,7 +141,7 @@ class Bandwidths:
     """
 
     columns: Mapping[str, Ints]
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: JsonObject = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Returns the number of rows."""
@@ -308,7 +309,7 @@ class Bandwidths:
         return bandwidth_images(self)
 
 
-def make_bandwidths(rows: Iterable[Mapping[str, Any]], metadata: dict[str, Any]) -> Bandwidths:
+def make_bandwidths(rows: Iterable[Mapping[str, Any]], metadata: JsonObject) -> Bandwidths:
     """Creates a table from rows.
 
     Args:
@@ -404,9 +405,7 @@ def _read_columns(value: Any) -> dict[str, Ints]:
         raise ValueError("the columns have different lengths")
     if not set(columns["kind"].tolist()) <= set(KINDS):
         raise ValueError(f"a row has a kind other than {', '.join(KINDS)}")
-    limits: dict[str, tuple[float, float]] = {
-        name: (SMALLEST, LARGEST) for name, dtype in COLUMNS.items() if dtype == "<f8"
-    }
+    limits = {name: (SMALLEST, LARGEST) for name, dtype in COLUMNS.items() if dtype == "<f8"}
     limits |= {"size_bytes": (0, MOST_BYTES), "n": (0, math.inf)}
     for name, (low, high) in limits.items():
         known = columns[name][columns[name] != 0]

@@ -17,6 +17,7 @@ from ringsim.errors import RingError, TraceFileError
 
 T = TypeVar("T")
 StrPath = str | os.PathLike[str]
+JsonObject = dict[str, Any]  # plain data for JSON
 
 
 def write_whole(path: StrPath, write: Callable[[BinaryIO], T], what: str = "a trace") -> T:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ringsim.traces.clocks import TIMES
+from ringsim.traces.documents import JsonObject
 from ringsim.traces.events import (
     COLUMN_DTYPES,
     DEFAULTS,
@@ -59,7 +60,7 @@ class EventRows:
                 row[name] = value
         self._rows.append(row)
 
-    def trace(self, metadata: dict[str, Any]) -> Trace:
+    def trace(self, metadata: JsonObject) -> Trace:
         """Returns a trace with each rank's events in posting order; the earliest event is at 0.
 
         Raises ValueError if the events cannot belong to one run.

@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringsim.errors import escape, escape_line
+from ringsim.traces.documents import JsonObject
 
 IN_FLIGHT = 1
 OK = 2
@@ -344,7 +345,7 @@ def concatenate(parts: Sequence[Events]) -> Events:
 _INT64_MAX = 2**63 - 1
 
 
-def write_tables(tables: Tables) -> dict[str, Any]:
+def write_tables(tables: Tables) -> JsonObject:
     """Returns the tables as plain data for JSON.
 
     Example:
@@ -356,13 +357,13 @@ def write_tables(tables: Tables) -> dict[str, Any]:
     """
     return {
         "groups": list(map(write_group, tables.groups)),
-        "payloads": [write_payload(payload) for payload in tables.payloads],
+        "payloads": list(map(write_payload, tables.payloads)),
         "labels": list(tables.labels),
         "files": list(tables.files),
     }
 
 
-def write_payload(payload: Payload) -> dict[str, Any]:
+def write_payload(payload: Payload) -> JsonObject:
     """Returns a payload as plain data for JSON, omitting optional entries that are empty."""
     entry = {"dtype": payload.dtype, "shape": list(payload.shape), "size_bytes": payload.size_bytes}
     return entry | {
@@ -391,7 +392,7 @@ def read_tables(value: Any) -> Tables:
     )
 
 
-def write_group(group: Group) -> dict[str, Any]:
+def write_group(group: Group) -> JsonObject:
     """Returns a group as plain data for JSON, omitting ``world`` if it is 0."""
     world = {"world": group.world} if group.world else {}
     return {"name": group.name, "ranks": list(group.ranks), **world}

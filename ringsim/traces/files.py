@@ -39,6 +39,7 @@ from ringsim.traces.clocks import align, are_clocks, unalign
 from ringsim.traces.documents import (
     DAMAGE,
     Forms,
+    JsonObject,
     StrPath,
     are_all,
     check_metadata,
@@ -380,9 +381,9 @@ def _opened(path: str) -> Iterator[tuple[BinaryIO, zipfile.ZipFile]]:
             yield file, archive
 
 
-def _read_meta(archive: zipfile.ZipFile, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def _read_meta(archive: zipfile.ZipFile, path: str) -> tuple[JsonObject, JsonObject]:
     """Returns the content of ``meta.json`` and the trace's metadata within it."""
-    meta: Any = parse_json(archive.read(META))
+    meta = parse_json(archive.read(META))
     number = meta.get("format") if isinstance(meta, dict) else None
     if type(number) is not int or number < 1:
         raise ValueError(f"{META} does not specify a format")
@@ -392,7 +393,7 @@ def _read_meta(archive: zipfile.ZipFile, path: str) -> tuple[dict[str, Any], dic
             f"cannot read {path}: it has format {number}, and ringsim {__version__} reads formats "
             f"up to {FORMAT}. Install ringsim {needs!r} or later: pip install --upgrade ringsim."
         )
-    metadata: Any = readable(meta.get("metadata"))
+    metadata = readable(meta.get("metadata"))
     check_metadata(metadata, _FORMS)
     return meta, metadata
 
@@ -513,7 +514,7 @@ def _make_table(events: Events, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _open_events(source: Any, meta: dict[str, Any]) -> pq.ParquetFile:
+def _open_events(source: Any, meta: JsonObject) -> pq.ParquetFile:
     """Opens ``events.parquet`` and checks its columns and number of rows.
 
     Both this function and ``_read_rows`` read the file in the calling thread. Arrow's own threads

@@ -47,6 +47,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from ringsim.traces.documents import JsonObject
 from ringsim.traces.events import (
     BYTES,
     ERROR,
@@ -473,7 +474,7 @@ class Recorder:
         return self._number("label", name, self.labels, name, {"name": name})
 
     def _number(
-        self, table: str, key: Any, values: dict[int, Any], value: Any, line: dict[str, Any]
+        self, table: str, key: Any, values: dict[int, Any], value: Any, line: JsonObject
     ) -> int:
         numbers = self._numbers[table]
         if key in numbers:
@@ -539,7 +540,7 @@ class Recorder:
         The result is a copied array of ``RECORD``.
         """
         end = self.bookmark()
-        records: Ints = self._store.records[bookmark // _WORDS + 1 : end // _WORDS]
+        records = self._store.records[bookmark // _WORDS + 1 : end // _WORDS]
         mine: Ints = records[(records["status"] != 0) & (records["thread"] == self._who())]
         return mine
 
@@ -553,9 +554,7 @@ class Recorder:
         records = records.compress(wanted if rank is None else wanted & (records["thread"] == rank))
         # take is faster than indexing
         records = records.take(np.argsort(records["thread"], kind="stable"))
-        columns: dict[str, Any] = {
-            name: records[name] for name in RECORD.names or () if name != "thread"
-        }
+        columns = {name: records[name] for name in RECORD.names or () if name != "thread"}
         tables = Tables(
             tuple(group._replace(name=read_word(group.name)) for group in _in_order(self.groups)),
             tuple(_in_order(self.payloads)),

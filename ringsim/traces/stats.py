@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ringsim.traces.collectives import COLLECTIVES, MESSAGES, bus_factor
+from ringsim.traces.documents import JsonObject
 from ringsim.traces.events import (
     NONE,
     OK,
@@ -97,7 +98,7 @@ class Stats:
             list(self.rows), columns=[field.name for field in fields(OperationStats)]
         )
 
-    def to_dict(self) -> list[dict[str, Any]]:
+    def to_dict(self) -> list[JsonObject]:
         """Returns the rows as plain data for JSON, in which unknown values are None."""
         return [
             {key: None if value != value else value for key, value in asdict(row).items()}

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from ringsim.link import Link
     from ringsim.traces.bandwidths import Bandwidths
-    from ringsim.traces.documents import StrPath
+    from ringsim.traces.documents import JsonObject, StrPath
     from ringsim.traces.findings import Diagnosis
 
 
@@ -125,7 +125,7 @@ class Trace:
     """
 
     events: Events
-    metadata: dict[str, Any]
+    metadata: JsonObject
     results: list[Any] = field(default_factory=list)
     output: list[str] = field(default_factory=list)
     sources: dict[str, str] = field(default_factory=dict)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringsim.errors import ArgumentError, RingError, is_integer, is_number, say
+from ringsim.traces.documents import JsonObject
 from ringsim.traces.value import Trace
 from ringsim.view.html import draw_still, encode, join, pack, page_body, precede, write_page
 
@@ -64,7 +65,7 @@ class Choice(NamedTuple):
         if not fits:
             raise ArgumentError(f"{self.name} must be {rule}, got {say(value)}.")
 
-    def describe(self, options: Sequence[Any]) -> dict[str, Any]:
+    def describe(self, options: Sequence[Any]) -> JsonObject:
         """Returns the choice among some of its options as plain data for JSON."""
         return {**self._asdict(), "options": list(options), "exported": (), "whole": self.is_whole}
 
@@ -183,7 +184,7 @@ class Explorer:
         names = (choice.name for choice in self.choices)
         return self.frame(**dict(zip(names, values, strict=True)))
 
-    def _describe(self, frame: Frame) -> dict[str, Any]:
+    def _describe(self, frame: Frame) -> JsonObject:
         """Returns a frame as plain data for JSON, without its traces."""
         return {**frame._asdict(), "traces": (), "draws": self.draws}
 

@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from ringsim.launch.live import LiveTrace
 from ringsim.plot.bars import time_range
 from ringsim.provenance import footer
 from ringsim.traces.display import image_html
-from ringsim.traces.documents import StrPath, write_whole
+from ringsim.traces.documents import JsonObject, StrPath, write_whole
 from ringsim.traces.events import (
     CALLS,
     ERROR,
@@ -229,7 +229,7 @@ _UNCHANGED = "thread", "group", "peer", "tag", "payload", "stage", "microbatch",
 _LEVEL = 6  # gzip's level; higher levels take three times as long to save one percent
 
 
-def join(head: dict[str, Any], parts: Iterable[bytes]) -> bytes:
+def join(head: JsonObject, parts: Iterable[bytes]) -> bytes:
     r"""Concatenates the length of a head (uint32), the head as JSON, and the parts.
 
     Each part begins at a multiple of 8 bytes.
@@ -432,7 +432,7 @@ def _stems(events: Events) -> tuple[list[str], Ints]:
     return list(numbers), of_label[events.label]
 
 
-def _finding(events: Events, finding: Finding) -> dict[str, Any]:
+def _finding(events: Events, finding: Finding) -> JsonObject:
     """Returns a finding as JSON values, with the indices of its operations among the events."""
     return {
         "kind": finding.kind,
