@@ -169,7 +169,7 @@ def timeline_picture(
 
 
 def _draw(trace: Trace, ax: Axes, draw_under: Callable[[Axes, TimeAxis], None] | None) -> None:
-    axis, bars = fit_axis(trace), make_bars(trace)
+    events, axis, bars = trace.events, fit_axis(trace), make_bars(trace)
     rows = _lay_out(trace, bars, axis, ax)
     slot_ns = max(axis.last_ns - axis.first_ns, 1) / (SLOTS if rows.ranks == 1 else MERGED_SLOTS)
     short = (bars.end_ns - bars.start_ns < slot_ns) | (rows.ranks > 1)
@@ -200,14 +200,18 @@ def _draw(trace: Trace, ax: Axes, draw_under: Callable[[Axes, TimeAxis], None] |
             f"Bars shorter than {pixel} are merged ({short.sum():,} of {len(bars):,}); their "
             "height is their share of the time."
         )
-    arrived = (trace.events.done_ns[trace.messages.recv] != NONE).sum()
+    arrived = (events.done_ns[trace.messages.recv] != NONE).sum()
     if arrived < len(trace.messages):
         notes.append(f"No arrow: {count(len(trace.messages) - arrived, 'message')} never arrived.")
     if arrows < arrived:
         notes.append(
             f"Arrows show {arrows:,} of {count(arrived, 'message')}, spread evenly over time."
         )
-    _explain(rows.ax, trace, bars)
+    if len(bars.labels) > MOST_SPAN_NAMES:
+        more = len(bars.labels) - MOST_SPAN_NAMES
+        style.entry(ax, f"and {more} more span names", linestyle="none")
+    if (events.microbatch[events.kind == SPAN] != NONE).any() and not style.is_compact():
+        explain_numbers(ax)
     if trace.recorded is not None and rows.ranks == 1:
         draw_recorded(rows, trace.recorded, axis)
     if draw_under is not None:
@@ -410,13 +414,3 @@ def _draw_arrows(rows: RankRows, trace: Trace, send_lane: int, axis: TimeAxis) -
                 color=colour, zorder=zorder, gid=gid,
             )  # fmt: skip
     return len(chosen)
-
-
-def _explain(ax: Axes, trace: Trace, bars: Bars) -> None:
-    """Adds numbers and further names to the legend."""
-    events = trace.events
-    if len(bars.labels) > MOST_SPAN_NAMES:
-        more = len(bars.labels) - MOST_SPAN_NAMES
-        style.entry(ax, f"and {more} more span names", linestyle="none")
-    if (events.microbatch[events.kind == SPAN] != NONE).any() and not style.is_compact():
-        explain_numbers(ax)

@@ -22,7 +22,7 @@ from ringsim.plot.sheet import Picture
 from ringsim.plot.timeline import timeline_picture
 from ringsim.schedules.engine import Cycle
 from ringsim.traces.display import Images, Style
-from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, Tables, make_events
+from ringsim.traces.events import COLLECTIVE, NO_EVENTS, NONE, OP_CODES, Tables, make_events
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, kind_text
 from ringsim.traces.looks import LOOKS
 from ringsim.traces.run_parts import join_events
@@ -113,7 +113,7 @@ def diagnose_cycle(cycle: Cycle) -> Diagnosis:
     )
     finding = Finding("deadlock", ranks, (), cycle.message)
     origin = {"source": "simulated", "backend": f"virtual clock, {cycle.semantics}"}
-    trace = Trace(make_events({"rank": [], "op": []}), {"world_size": cycle.num_ranks, **origin})
+    trace = Trace(NO_EVENTS, {"world_size": cycle.num_ranks, **origin})
     return Diagnosis((finding,), cycle.num_ranks, edges, trace=trace)
 
 

@@ -324,6 +324,9 @@ def number_places(key: Ints) -> Ints:
     return places
 
 
+NO_EVENTS = make_events({"rank": [], "op": []})
+
+
 def concatenate(parts: Sequence[Events]) -> Events:
     """Concatenates parts of the same run.
 

@@ -28,6 +28,7 @@ import struct
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -54,6 +55,7 @@ from ringsim.traces.events import (
     COLUMN_DTYPES,
     ERROR,
     IN_FLIGHT,
+    NO_EVENTS,
     NONE,
     OPS,
     Events,
@@ -361,7 +363,7 @@ def read_by_rank(path: StrPath) -> Iterator[Trace]:
 
 def _whole_ranks(groups: Iterable[Events], tables: Tables) -> Iterator[Events]:
     """Yields the events in row groups, regrouped so that no rank is split."""
-    kept = [make_events({"rank": [], "op": []}, tables)]
+    kept = [replace(NO_EVENTS, tables=tables)]
     for events in groups:
         # the last rank of this group may continue in the next
         begins = int(np.searchsorted(events.rank, events.rank[-1])) if len(events) else 0
@@ -475,7 +477,7 @@ def _write_events(
     import pyarrow.parquet as pq
 
     schema, tables, count = _schema(), Tables(), 0
-    waiting = _make_table(make_events({"rank": [], "op": []}), schema)
+    waiting = _make_table(NO_EVENTS, schema)
     with pq.ParquetWriter(
         sink,
         schema,

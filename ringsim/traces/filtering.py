@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 
 from ringsim.errors import ArgumentError, read_whole, say
-from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, OP_NAMES, RECV, SEND, Events, Ints
+from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, OP_NAMES, RECV, SEND, Ints
 from ringsim.traces.matching import CollectiveCalls, refused
 from ringsim.traces.steps import count_steps, number_steps
 from ringsim.traces.value import Trace
@@ -45,7 +45,11 @@ def filter_trace(
         kept &= np.isin(events.rank, chosen)
         said.append(_say("ranks", chosen))
     if between_s is not None:
-        kept &= _overlaps(events, between_s)
+        begin_s, end_s = _read_stretch(between_s)
+        # an operation that is not done lasts until the end of the run
+        is_open = (events.done_ns == NONE) & (events.op != OP_CODES["mark"])
+        kept &= is_open | (events.last_ns >= begin_s * 1e9)
+        kept &= events.post_ns <= end_s * 1e9
         said.append(f"from {between_s[0]} s to {between_s[1]} s")
     if ops is not None:
         names = _read_names("ops", ops, OP_NAMES, [OP_NAMES[code] for code in np.unique(events.op)])
@@ -129,17 +133,6 @@ def _make_part(trace: Trace, kept: Ints, apart: Ints, said: Sequence[str]) -> Tr
     return replace(
         trace, events=trace.events.select(kept), metadata=trace.metadata | {"part": part}
     )
-
-
-def _overlaps(events: Events, between_s: Stretch) -> Ints:
-    """Returns a mask of the events that overlap a time range.
-
-    An operation that is not done counts as lasting until the end of the run.
-    """
-    begin_s, end_s = _read_stretch(between_s)
-    is_open = (events.done_ns == NONE) & (events.op != OP_CODES["mark"])
-    overlaps: Ints = (events.post_ns <= end_s * 1e9) & (is_open | (events.last_ns >= begin_s * 1e9))
-    return overlaps
 
 
 def _read_stretch(between_s: Stretch) -> Stretch:

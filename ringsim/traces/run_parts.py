@@ -17,6 +17,7 @@ from ringsim.traces.clocks import UNKNOWN, Clocks, align_run, count_from, find_c
 from ringsim.traces.documents import JsonObject
 from ringsim.traces.events import (
     COLUMN_DTYPES,
+    NO_EVENTS,
     NONE,
     RECORD,
     Events,
@@ -363,8 +364,7 @@ def join_events(parts: Sequence[Events]) -> Events:
         >>> joined.group.tolist(), joined.seq.tolist(), len(joined.tables.groups)
         ([0, 0], [0, 1], 1)
     """
-    none = make_events({"rank": [], "op": []})
-    joined = concatenate([none, *share_tables(parts)])
+    joined = concatenate([NO_EVENTS, *share_tables(parts)])
     columns = {name: getattr(joined, name) for name in COLUMN_DTYPES if name != "seq"}
     return make_events(columns, joined.tables)
 

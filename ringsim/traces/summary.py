@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from ringsim.traces.collectives import COLLECTIVES
 from ringsim.traces.documents import StrPath
 from ringsim.traces.events import (
     COLLECTIVE,
+    NO_EVENTS,
     NONE,
     OP_NAMES,
     RECV,
@@ -31,7 +32,6 @@ from ringsim.traces.events import (
     Ints,
     concatenate,
     find_ring,
-    make_events,
 )
 from ringsim.traces.files import load, read_by_rank
 from ringsim.traces.matching import Unmatched, describe_unmatched
@@ -405,7 +405,7 @@ def _count_ranks(
     path: StrPath, whole_table: bool, on_rank: Callable[[int, int], object] | None
 ) -> Totals:
     outline, waiting = _Outline(), list[Events]()
-    totals = Totals(Trace(make_events({"rank": [], "op": []}), {}))
+    totals = Totals(Trace(NO_EVENTS, {}))
     for piece in read_by_rank(path):
         events, metadata = piece.events, piece.metadata
         totals.add_events(events, whole_table)
@@ -433,11 +433,11 @@ class _Outline:
     def __init__(self) -> None:
         self._kept: dict[int, Events] = {}
         self._steps: dict[int, int] = {}
-        self._none = make_events({"rank": [], "op": []})
+        self._none = NO_EVENTS
 
     def add(self, events: Events, step: int | None = None) -> None:
         """Adds the outline of complete ranks, with the spans in ``step`` or in the last step."""
-        self._none = events.select(np.zeros(0, dtype=np.int64))
+        self._none = replace(NO_EVENTS, tables=events.tables)
         last_ns, is_span, has_steps = events.last_ns, events.kind == SPAN, is_step(events).any()
         for rank in np.unique(events.rank).tolist():
             start, end = np.searchsorted(events.rank, [rank, rank + 1])

@@ -18,7 +18,7 @@ from IPython.display import display
 
 from ringsim.errors import ArgumentError, say
 from ringsim.launch.live import LiveTrace
-from ringsim.traces.events import make_events
+from ringsim.traces.events import NO_EVENTS
 from ringsim.traces.findings import Finding
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
@@ -223,8 +223,7 @@ class LiveView(View):
     """
 
     def __init__(self, world_size: int) -> None:
-        nothing = make_events({"rank": [], "op": []})
-        super().__init__([Trace(nothing, {"world_size": world_size})])
+        super().__init__([Trace(NO_EVENTS, {"world_size": world_size})])
         self.display_widget()
 
     def show(self, traces: Traces) -> None:
