@@ -25,7 +25,7 @@ time::
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,9 +43,7 @@ from ringsim.traces.events import (
 from ringsim.traces.matching import number_rows
 from ringsim.traces.program import find_program
 from ringsim.traces.steps import split_where
-
-if TYPE_CHECKING:
-    from ringsim.traces.value import Trace
+from ringsim.traces.value import Trace
 
 STUCK_PART = 12  # stuck operations are drawn for at least this part of the run
 

@@ -15,9 +15,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import (
     LogLocator,
@@ -38,9 +39,6 @@ from ringsim.traces.events import NONE, OK, Ints
 from ringsim.traces.looks import LOOKS, Meaning, read_table
 from ringsim.traces.units import bytes_text, count, time_text
 from ringsim.traces.value import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 SIZE_INCHES = (6.6, 3.6)  # the size of the upper panel
 STRIP_INCHES = 1.2  # the height of the upper panel of a compact chart
@@ -814,11 +812,11 @@ def _draw_use(
 ) -> None:
     turns = range(1, 2 * num_stages + 1)
     for async_comm, name, colour, marker, line in _LINES:
-        look = {
-            "color": colour, "marker": marker, "markersize": 7, "markerfacecolor": style.GROUND
-        }  # fmt: skip
         uses = [float(steady_use(num_stages, number, async_comm)) for number in turns]
-        ax.plot(turns, uses, line, linewidth=1.6, zorder=3, label=f"{name}, closed form", **look)
+        ax.plot(
+            turns, uses, line, color=colour, linewidth=1.6, marker=marker, markersize=7,
+            markerfacecolor=style.GROUND, zorder=3, label=f"{name}, closed form",
+        )  # fmt: skip
         stuck = [(number, 0) for number, use in zip(turns, uses, strict=True) if use == 0]
         own = [point[::2] for point in measured if point.async_comm is async_comm]
         size = 110 if async_comm else 60

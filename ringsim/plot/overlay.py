@@ -121,8 +121,7 @@ def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
     chosen, begin_ns = _choose(comparison, step), comparison.real_begin_ns[step]
     if steps:
         measured = find_step(real, step)
-        start, end = (measured.start - begin_ns) / unit_ns, (measured.end - begin_ns) / unit_ns
-        draw_actions(replace(measured, start=start, end=end), rows)
+        draw_actions(measured.count_from(begin_ns, unit_ns), rows)
     else:
         index = comparison.real_index[chosen]
         look = replace(MEASURED_LOOK, name=comparison.names[0])

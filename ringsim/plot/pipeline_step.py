@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from ringsim.plot import sheet, style
@@ -60,9 +61,6 @@ from ringsim.traces.steps import (
 )
 from ringsim.traces.units import count, time_text, time_unit
 from ringsim.traces.value import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 ACTION_LOOKS = {
     LOOKS[name].short: Look.of(name, edge=0.0)
@@ -381,15 +379,13 @@ def picture_step(trace: Trace, step: int | None) -> StepPicture:
     number = steps - 1 if step is None else step
     first, last = int(measured.start.min()), int(measured.end.max())
     axis = TimeAxis(first, last, *time_unit(last - first))
-    actions = replace(measured, start=axis.at(measured.start), end=axis.at(measured.end))
     length = time_text(last - first)
     recorded = None
     if trace.recorded is not None:
         recorded = find_step(trace.recorded, step)
-        before = replace(axis, first_ns=int(recorded.start.min()))
-        recorded = replace(recorded, start=before.at(recorded.start), end=before.at(recorded.end))
+        recorded = recorded.count_from(recorded.start.min(), axis.unit_ns)
     return StepPicture(
-        actions=actions,
+        actions=measured.count_from(first, axis.unit_ns),
         time="time since the step began",
         unit=axis.unit,
         metadata=trace.metadata,

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.ticker import MaxNLocator
 
@@ -22,9 +23,6 @@ from ringsim.plot.style import Look
 from ringsim.traces.events import NONE, Ints
 from ringsim.traces.looks import find_meanings, read_table, readable_ink
 from ringsim.traces.units import span_text
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 OPERATION_LOOKS = tuple(  # indexed by the states in ``bars``
     Look.of(state, zorder=2 if state in ("posted", "unwaited", "program") else 3)

@@ -19,12 +19,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.sax.saxutils import escape
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.collections import Collection, PolyCollection
 from matplotlib.colors import rgb_to_hsv, to_hex, to_rgb, to_rgba_array
 from matplotlib.figure import Figure
@@ -37,10 +39,6 @@ from ringsim.errors import ArgumentError, say
 from ringsim.provenance import describe_replay, footer
 from ringsim.traces.documents import JsonObject
 from ringsim.traces.looks import LOOKS, contrast, read_table, readable_ink
-
-if TYPE_CHECKING:
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
 
 GROUND = LOOKS["ground"].light
 INK = LOOKS["ink"].light
@@ -142,9 +140,7 @@ def drawing(layout: str = "page", *, users: bool = False) -> Iterator[None]:
     }
     token = _layout.set(layout)
     try:
-        with mpl.style.context(
-            {**settings, **(COMPACT if is_compact() else {})}, after_reset=not users
-        ):
+        with mpl.style.context(settings | (COMPACT if is_compact() else {}), after_reset=not users):
             yield
     finally:
         _layout.reset(token)

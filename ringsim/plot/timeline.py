@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from ringsim.diagnose.snapshot import reopen
 from ringsim.plot import sheet, style
@@ -48,11 +49,7 @@ from ringsim.traces.events import (
 from ringsim.traces.looks import LOOKS, find_meanings
 from ringsim.traces.steps import count_steps
 from ringsim.traces.units import count, span_text, time_text
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from ringsim.traces.value import Trace
+from ringsim.traces.value import Trace
 
 MOST_STRIPES = 64  # with more rows, there are no stripes behind them
 MOST_MARK_NAMES = 100

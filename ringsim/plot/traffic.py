@@ -9,14 +9,12 @@ The result includes groups without messages, and messages on groups outside the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ringsim.traces.events import COLLECTIVE, NONE, OK, SEND, find_ring
-
-if TYPE_CHECKING:
-    from ringsim.traces.value import Trace
+from ringsim.traces.value import Trace
 
 
 class TrafficEdge(NamedTuple):

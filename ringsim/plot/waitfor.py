@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.patches import Circle, FancyArrowPatch
 from matplotlib.text import Text
 
@@ -28,9 +29,6 @@ from ringsim.traces.looks import LOOKS
 from ringsim.traces.run_parts import join_events
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 MOST_RANKS = 12  # the most nodes; of more ranks, the most important are drawn
 MOST_LABELS = 8
@@ -112,9 +110,12 @@ def diagnose_cycle(cycle: Cycle) -> Diagnosis:
         for rank, peer, label in zip(ranks, ranks[1:] + ranks[:1], cycle.labels, strict=True)
     )
     finding = Finding("deadlock", ranks, (), cycle.message)
-    origin = {"source": "simulated", "backend": f"virtual clock, {cycle.semantics}"}
-    trace = Trace(NO_EVENTS, {"world_size": cycle.num_ranks, **origin})
-    return Diagnosis((finding,), cycle.num_ranks, edges, trace=trace)
+    about = {
+        "world_size": cycle.num_ranks,
+        "source": "simulated",
+        "backend": f"virtual clock, {cycle.semantics}",
+    }
+    return Diagnosis((finding,), cycle.num_ranks, edges, trace=Trace(NO_EVENTS, about))
 
 
 def waitfor_images(diagnosis: Diagnosis) -> Images:

@@ -223,7 +223,7 @@ def are_clocks(value: Any) -> bool:
         ):
             return False
         if any(
-            2 * abs(after[1] - one[1]) > after[0] - one[0] or after[0] == one[0]
+            after[0] - one[0] < max(2 * abs(after[1] - one[1]), 1)
             for one, after in pairwise(samples)
         ):
             return False

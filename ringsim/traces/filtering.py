@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -21,10 +21,9 @@ from ringsim.traces.matching import CollectiveCalls, refused
 from ringsim.traces.steps import count_steps, number_steps
 from ringsim.traces.value import Trace
 
-if TYPE_CHECKING:
-    Numbers = SupportsIndex | Iterable[SupportsIndex]
-    Names = str | Iterable[str]
-    Stretch = tuple[float, float]
+Numbers = SupportsIndex | Iterable[SupportsIndex]
+Names = str | Iterable[str]
+Stretch = tuple[float, float]
 
 _SAID = 8  # how many numbers or names to list before "and n more"
 

@@ -234,9 +234,9 @@ def match(events: Events, *, by_tag: bool = True, apart: Ints | Sequence[int] = 
 
     by_time = np.lexsort((send, events.post_ns[send]))
     send, recv = send[by_time], recv[by_time]
-    stage = np.where(events.stage[send] != NONE, events.stage[send], events.stage[recv])
-    microbatch = np.where(
-        events.microbatch[send] != NONE, events.microbatch[send], events.microbatch[recv]
+    stage, microbatch = (
+        np.where(column[send] != NONE, column[send], column[recv])
+        for column in (events.stage, events.microbatch)
     )
     sent = events.tag[send], events.group[send], events.payload[send]
     messages = Messages(
@@ -492,14 +492,8 @@ def wait_for_last(events: Events, apart: Ints | Sequence[int] = ()) -> Ints:
         [3, 0]
     """
     calls = CollectiveCalls.of(events, apart)
-    known = (
-        calls.complete[calls.call]
-        & (events.done_ns[calls.event] != NONE)
-        & (events.wait_ns[calls.event] != NONE)
-    )
+    known = calls.complete[calls.call] & (events.done_ns[calls.event] != NONE)
     mine, last = calls.event[known], calls.last[calls.call[known]]
     length = np.zeros(len(events), dtype=np.int64)
-    length[mine] = np.maximum(
-        np.minimum(events.post_ns[last], events.done_ns[mine]) - events.wait_ns[mine], 0
-    )
+    length[mine] = _late(events, mine, last)
     return length

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -94,9 +94,7 @@ class Stats:
         """
         import pandas as pd
 
-        return pd.DataFrame(
-            list(self.rows), columns=[field.name for field in fields(OperationStats)]
-        )
+        return pd.DataFrame(list(self.rows), columns=list(OperationStats.__dataclass_fields__))
 
     def to_dict(self) -> list[JsonObject]:
         """Returns the rows as plain data for JSON, in which unknown values are None."""
@@ -200,7 +198,18 @@ class Tally:
         order = np.argsort(key, kind="stable")
         for index in split_where(mine[order], key[order]):
             op, group = int(events.op[index[0]]), int(events.group[index[0]])
-            share = _keep(events, sizes, index, OP_NAMES[op])
+            of_each, done = np.maximum(sizes[index], 0), events.done_ns[index]
+            finished = (events.status[index] == OK) & (done != NONE)
+            waited = finished & (events.wait_ns[index] != NONE)
+            lasted_us = (done - events.post_ns[index]) / 1e3
+            timed = finished & (lasted_us > 0) & (of_each > 0)
+            share = _Share(
+                records=len(index),
+                calls=count_calls(events.rank[index], OP_NAMES[op]),
+                size_bytes=int(of_each.sum()),
+                blocked_us=((done - events.wait_ns[index]) / 1e3)[waited],
+                bytes_per_us=of_each[timed] / lasted_us[timed],
+            )
             self._shares.setdefault((op, group), []).append(share)
 
     def table(self, tables: Tables, world_size: int, makespan_s: float) -> Stats:
@@ -220,21 +229,6 @@ class Tally:
 
 
 _NEW_GROUP = OP_NAMES.index("new_group")
-
-
-def _keep(events: Events, size_bytes: Ints, index: Ints, name: str) -> _Share:
-    sizes, done = np.maximum(size_bytes[index], 0), events.done_ns[index]
-    finished = (events.status[index] == OK) & (done != NONE)
-    lasted_us = (done - events.post_ns[index]) / 1e3
-    blocked_us = ((done - events.wait_ns[index]) / 1e3)[finished & (events.wait_ns[index] != NONE)]
-    timed = finished & (lasted_us > 0) & (sizes > 0)
-    return _Share(
-        len(index),
-        count_calls(events.rank[index], name),
-        int(sizes.sum()),
-        blocked_us,
-        sizes[timed] / lasted_us[timed],
-    )
 
 
 def _make_row(name: str, group: Group, shares: list[_Share], total_us: float) -> OperationStats:

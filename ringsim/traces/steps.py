@@ -37,7 +37,7 @@ of ``F`` to the end of ``B`` (or ``W``)::
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -117,6 +117,11 @@ class StageActions:
         where = self.rank == rank
         schedule, *columns = vars(self).values()
         return StageActions(schedule, *(column[where] for column in columns))
+
+    def count_from(self, begin: float, unit: float) -> StageActions:
+        """Returns the computations with times counted from ``begin``, in multiples of ``unit``."""
+        start, end = (self.start - begin) / unit, (self.end - begin) / unit
+        return replace(self, start=start, end=end)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Returns the stages that a rank computes, in ascending order."""
@@ -471,10 +476,7 @@ class Bubble:
         rows.append(("all ranks", self.of_total, self.of_span, self.of_ideal))
         if known := self.closed_form:
             rows.append(("closed form", known.of_total, known.of_span, known.of_ideal))
-        lines = [
-            f"{name:<11} {total:>10.1%} {span:>13.1%} {work:>13.1%}"
-            for name, total, span, work in rows
-        ]
+        lines = ["{:<11} {:>10.1%} {:>13.1%} {:>13.1%}".format(*row) for row in rows]
         return "\n".join(
             [
                 f"Bubble of a step ({self.schedule})",

@@ -372,7 +372,7 @@ def count_file(
 
     Example:
         >>> import tempfile
-        >>> from ringsim.traces.events import OP_CODES
+        >>> from ringsim.traces.events import OP_CODES, make_events
         >>> events = make_events(
         ...     {
         ...         "rank": [0, 1],

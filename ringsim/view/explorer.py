@@ -10,15 +10,12 @@ import html
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ringsim.errors import ArgumentError, RingError, is_integer, is_number, say
-from ringsim.traces.documents import JsonObject
+from ringsim.traces.documents import JsonObject, StrPath
 from ringsim.traces.value import Trace
 from ringsim.view.html import draw_still, encode, join, pack, page_body, precede, write_page
-
-if TYPE_CHECKING:
-    from ringsim.traces.documents import StrPath
 
 
 class Choice(NamedTuple):

@@ -23,7 +23,6 @@ from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -47,6 +46,7 @@ from ringsim.traces.events import (
     Events,
     Ints,
 )
+from ringsim.traces.findings import Finding, Operation
 from ringsim.traces.looks import LOOKS, find_meanings, read_table, readable_ink
 from ringsim.traces.matching import CollectiveCalls
 from ringsim.traces.sources import list_functions
@@ -60,9 +60,6 @@ from ringsim.view.facts import (
     find_stages,
     find_steps,
 )
-
-if TYPE_CHECKING:
-    from ringsim.traces.findings import Finding, Operation
 
 PROGRAM = (
     "columns.js",
@@ -317,7 +314,8 @@ def encode(
     # operations in flight are drawn as stuck until the end
     is_open = progress or (events.status == IN_FLIGHT).any()
     read_ns = read_end_ns(trace.metadata) if is_open else 0
-    end_ns = max(read_ns or 0, time_range(events)[1])
+    first_ns, last_ns = time_range(events)
+    end_ns = max(read_ns or 0, last_ns)
     head = {
         "progress": progress,
         "title": f"{escape_line(name)}: {_title(trace)}" if name else _title(trace),
@@ -326,7 +324,7 @@ def encode(
         "summary": trace.summary(),
         "begin": begin_ns,
         "start": begin_ns + later_ns,
-        "first": time_range(events)[0] - begin_ns,
+        "first": first_ns - begin_ns,
         "end": min(end_ns - begin_ns, 2**53),
         "marks": np.flatnonzero(events.program_marks).tolist(),
         "stages": find_stages(events, trace.world_size),
@@ -347,7 +345,7 @@ def encode(
         "sources": {
             escape_line(name): escape(text) for name, text in trace.sources.items() if source
         },
-        "error": int(ERROR),
+        "error": ERROR,
         "name": escape_line(name),
         "findings": [_finding(events, one) for one in diagnosis.findings],
         "notes": [escape(note) for note in diagnosis.notes],
