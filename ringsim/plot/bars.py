@@ -85,10 +85,6 @@ class Bars:
     depths: int
     labels: tuple[str, ...]
 
-    def __len__(self) -> int:
-        """Returns the number of bars."""
-        return len(self.rank)
-
 
 def time_range(events: Events) -> tuple[int, int]:
     """Returns the first and last times in a trace, in ns, or (0, 0) if the trace has no events.
@@ -272,8 +268,8 @@ def choose_messages(trace: Trace, ranks: int) -> Ints:
     done = np.flatnonzero((events.done_ns[messages.recv] != NONE) & ((src != dst) | (ranks == 1)))
     if len(done) <= MOST_ARROWS:
         return done
-    ends = src[done] * trace.world_size + dst[done]
-    _, ways, sizes = np.unique(ends, return_inverse=True, return_counts=True)
+    ways = number_rows(src[done], dst[done])
+    sizes = np.bincount(ways)
     in_time = done[np.lexsort((events.post_ns[messages.send[done]], ways))]
     each = max(MOST_ARROWS // len(sizes), 1)
     # The choices for different pairs of rows are shifted in time; otherwise the arrows would line

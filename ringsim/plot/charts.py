@@ -516,12 +516,10 @@ def _draw_edge(curve: Curve, panels: _Panels, *, alone: bool) -> None:
             gid=f"median {name}", zorder=4,
         )  # fmt: skip
         for panel, band in zip(panels, (curve.band_gb_per_s, curve.latency_band_us), strict=True):
-            low, high = band[:, part]
-            if alone and np.isfinite((low, high)).all():
+            if alone and np.isfinite(band[:, part]).all():
                 panel.fill_between(
                     curve.size_bytes[part],
-                    low,
-                    high,
+                    *band[:, part],
                     color=look.light,
                     alpha=0.22,
                     linewidth=0,

@@ -238,7 +238,7 @@ def draw_actions(actions: StageActions, rows: RankRows) -> None:
     """Draws a step's boxes, the gaps between the boxes, and the phases."""
     place = np.searchsorted(actions.ranks, actions.rank)
     # the index of each stage among its rank's stages, in the model's order
-    chunk = np.zeros(len(actions), dtype=np.int64)
+    chunk = np.zeros(len(place), dtype=np.int64)
     for rank in actions.ranks:
         own = actions.rank == rank
         chunk[own] = np.searchsorted(actions.stages_of(rank), actions.stage[own])

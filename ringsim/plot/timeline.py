@@ -117,7 +117,7 @@ def plot_timeline(
         trace = replace(
             trace,
             events=unalign(trace.events, trace.metadata.get("clocks", [])),
-            metadata={key: value for key, value in trace.metadata.items() if key != "clocks"},
+            metadata=trace.metadata | {"clocks": []},
         )
     return sheet.show([timeline_picture(trace, step, with_curve=ax is None)], ax, **look)
 
@@ -194,7 +194,7 @@ def _draw(trace: Trace, ax: Axes, draw_under: Callable[[Axes, TimeAxis], None] |
     elif short.any():
         pixel = f"a pixel ({time_text(slot_ns)})" if slot_ns >= 1 else "a pixel"
         notes.append(
-            f"Bars shorter than {pixel} are merged ({short.sum():,} of {len(bars):,}); their "
+            f"Bars shorter than {pixel} are merged ({short.sum():,} of {len(bars.rank):,}); their "
             "height is their share of the time."
         )
     arrived = (events.done_ns[trace.messages.recv] != NONE).sum()

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringsim.traces.documents import are_all
+from ringsim.traces.documents import JsonObject, are_all
 from ringsim.traces.events import NONE, Events, Ints
 
 DRIFT_PPM = 100.0  # two quartz crystals of 50 ppm each
@@ -97,7 +97,7 @@ def list_clocks(events: Events, entries: Clocks, hosts: Sequence[str]) -> list[R
 # -- the comparisons that the ranks recorded
 
 
-def find_clocks(metas: Mapping[int, Mapping[str, Any]], start_ns: int) -> Clocks:
+def find_clocks(metas: Mapping[int, JsonObject], start_ns: int) -> Clocks:
     """Returns the entries in ``metadata["clocks"]``, or an empty list if there is only one clock.
 
     Args:
@@ -148,7 +148,7 @@ def find_clocks(metas: Mapping[int, Mapping[str, Any]], start_ns: int) -> Clocks
 
 
 def _compare(
-    meta: Mapping[str, Any], start_ns: int, found: Mapping[int, list[list[int]]]
+    meta: JsonObject, start_ns: int, found: Mapping[int, list[list[int]]]
 ) -> list[list[int]]:
     """Returns a clock's comparisons with the reference clock.
 
@@ -167,11 +167,11 @@ def _compare(
     for asked, time_ns, offset_ns, apart_ns in sorted(good, key=lambda one: one[1]):
         if asked in found:
             at_ns = np.array([time_ns + offset_ns - start_ns])
-            more = (
-                int(shift_ns(found[asked], at_ns)[0]),
-                0 if asked == 0 else int(uncertainty_ns(found[asked], at_ns)[0]),
-            )
-            sample = [time_ns - start_ns, offset_ns + more[0], -(-apart_ns // 2) + more[1]]
+            shift = int(shift_ns(found[asked], at_ns)[0])
+            about_ns = -(-apart_ns // 2)
+            if asked != 0:
+                about_ns += int(uncertainty_ns(found[asked], at_ns)[0])
+            sample = [time_ns - start_ns, offset_ns + shift, about_ns]
             if not samples or sample[0] - samples[-1][0] >= CLOSE_NS:
                 samples.append(sample)
             else:
@@ -311,9 +311,7 @@ def _shift(events: Events, clocks: Clocks, find: Any) -> Events:
             first, last = np.searchsorted(events.rank, [rank, rank + 1])
             for values in columns.values():
                 mine = values[first:last]
-                values[first:last] = np.where(
-                    mine == NONE, NONE, mine + find(entry["samples"], mine)
-                )
+                mine += np.where(mine == NONE, 0, find(entry["samples"], mine))
     return replace(events, **columns)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable
 from html import escape
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Literal, NamedTuple, TypedDict
 
 from ringsim.traces.cells import find_shell
+from ringsim.traces.documents import JsonObject
 
-Bundle = tuple[dict[str, Any], dict[str, Any]]  # data and metadata, as Jupyter expects them
+Bundle = tuple[JsonObject, JsonObject]  # data and metadata, as Jupyter expects them
 
 
 class Style(TypedDict, total=False):

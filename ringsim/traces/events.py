@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -269,9 +269,7 @@ class Events:
 
     def select(self, where: Ints) -> Events:
         """Returns the events selected by ``where`` (a mask or indices), with the same tables."""
-        return Events(
-            **{name: getattr(self, name)[where] for name in COLUMN_DTYPES}, tables=self.tables
-        )
+        return replace(self, **{name: getattr(self, name)[where] for name in COLUMN_DTYPES})
 
 
 COLUMN_DTYPES: dict[str, str] = {

@@ -71,7 +71,7 @@ from ringsim.traces.filtering import choose, part_of_file
 from ringsim.traces.parts import FILE_NAME, TABLE_OF, PartReader
 from ringsim.traces.run_parts import read_run
 from ringsim.traces.sources import check_sources
-from ringsim.traces.value import Trace
+from ringsim.traces.value import Trace, part_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -135,7 +135,7 @@ def save(trace: Trace, path: StrPath, *, source: bool = False) -> None:
 
 def save_pieces(
     pieces: Iterable[Events],
-    metadata: Mapping[str, Any],
+    metadata: JsonObject,
     path: StrPath,
     sources: Mapping[str, str] | None = None,
 ) -> int:
@@ -161,8 +161,8 @@ def save_pieces(
 def _write_run(
     file: BinaryIO,
     pieces: Iterable[Events],
-    metadata: Mapping[str, Any],
-    more: Mapping[str, Any],
+    metadata: JsonObject,
+    more: JsonObject,
 ) -> int:
     with tempfile.TemporaryFile(dir=os.path.dirname(file.name)) as rows:
         count, tables = _write_events(rows, pieces, metadata)
@@ -336,7 +336,7 @@ def read_by_rank(path: StrPath) -> Iterator[Trace]:
         with archive.open(EVENTS) as member:
             while member.read(1 << 20):  # raises if the checksum is wrong
                 pass
-        tables, part = read_tables(meta.get("tables")), metadata.get("part", {"apart": []})
+        tables, part = read_tables(meta.get("tables")), part_of(metadata)
         apart = np.array(part["apart"], dtype=np.int64)
         with _open_events(_Section(file, archive.getinfo(EVENTS)), meta) as parquet:
             if len(apart) and not 0 <= apart.min() <= apart.max() < parquet.metadata.num_rows:
@@ -467,7 +467,7 @@ class _Section(io.RawIOBase):
 
 
 def _write_events(
-    sink: BinaryIO, pieces: Iterable[Events], metadata: Mapping[str, Any]
+    sink: BinaryIO, pieces: Iterable[Events], metadata: JsonObject
 ) -> tuple[int, Tables]:
     """Writes ``events.parquet``; each row group is written as soon as it is full.
 
@@ -646,7 +646,7 @@ def check_run(events: Events, metadata: Any) -> None:
         "op": (0, len(OPS) - 1),
         "status": (IN_FLIGHT, ERROR),
     }
-    apart = metadata["part"]["apart"] if "part" in metadata else ()
+    apart = part_of(metadata)["apart"]
     if any(type(place) is not int or not 0 <= place < len(events) for place in apart):
         raise ValueError("an event in part.apart does not exist")
     if len(events) == 0:

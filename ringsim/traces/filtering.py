@@ -19,7 +19,7 @@ from ringsim.errors import ArgumentError, read_whole, say
 from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, OP_NAMES, RECV, SEND, Ints
 from ringsim.traces.matching import CollectiveCalls, refused
 from ringsim.traces.steps import count_steps, number_steps
-from ringsim.traces.value import Trace
+from ringsim.traces.value import Trace, part_of
 
 Numbers = SupportsIndex | Iterable[SupportsIndex]
 Names = str | Iterable[str]
@@ -127,8 +127,10 @@ def take(trace: Trace, kept: Ints, said: Sequence[str] = ()) -> Trace:
 
 
 def _make_part(trace: Trace, kept: Ints, apart: Ints, said: Sequence[str]) -> Trace:
-    before = trace.metadata["part"]["of"] if "part" in trace.metadata else []
-    part = {"of": [*before, *said], "apart": np.flatnonzero(apart[kept]).tolist()}
+    part = {
+        "of": [*part_of(trace.metadata)["of"], *said],
+        "apart": np.flatnonzero(apart[kept]).tolist(),
+    }
     return replace(
         trace, events=trace.events.select(kept), metadata=trace.metadata | {"part": part}
     )

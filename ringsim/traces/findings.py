@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from ringsim.traces.display import Style, image_html, shows_images
+from ringsim.traces.documents import JsonObject
 from ringsim.traces.events import ANY_SOURCE, CALLS, COLLECTIVE, NONE, OP_CODES, OP_KINDS, SEND
 from ringsim.traces.units import count, time_text
 
@@ -293,7 +294,7 @@ class Diagnosis:
 
         return plot_waitfor(self, ax=ax, **look)
 
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+    def _repr_mimebundle_(self, **_: Any) -> JsonObject:
         """Returns the text and the picture for Jupyter; without matplotlib, only the text."""
         data = {"text/plain": str(self)}
         if shows_images():

@@ -16,7 +16,6 @@ from ringsim.errors import TraceFileError, name_ranks
 from ringsim.traces.clocks import UNKNOWN, Clocks, align_run, count_from, find_clocks, reference_ns
 from ringsim.traces.documents import JsonObject
 from ringsim.traces.events import (
-    COLUMN_DTYPES,
     NO_EVENTS,
     NONE,
     RECORD,
@@ -25,6 +24,7 @@ from ringsim.traces.events import (
     Tables,
     concatenate,
     make_events,
+    number_places,
     readable,
 )
 from ringsim.traces.parts import FILE_NAME, TABLE_OF, PartReader
@@ -322,7 +322,7 @@ def _sentences(metas: Iterable[JsonObject], key: str) -> list[str]:
     return list(dict.fromkeys(sentences))
 
 
-def told_ends(metas: Mapping[int, Mapping[str, Any]]) -> list[JsonObject]:
+def told_ends(metas: Mapping[int, JsonObject]) -> list[JsonObject]:
     """Returns each rank's end, as recorded by the rank itself or by other ranks.
 
     A rank that did not finish its part counts as running.
@@ -365,8 +365,7 @@ def join_events(parts: Sequence[Events]) -> Events:
         ([0, 0], [0, 1], 1)
     """
     joined = concatenate([NO_EVENTS, *share_tables(parts)])
-    columns = {name: getattr(joined, name) for name in COLUMN_DTYPES if name != "seq"}
-    return make_events(columns, joined.tables)
+    return replace(joined, seq=number_places(joined.rank))
 
 
 def share_tables(parts: Iterable[Events]) -> Iterator[Events]:

@@ -103,7 +103,7 @@ class Stats:
             for row in self.rows
         ]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """Returns the table as text."""
         if not self.rows:
             return "no operations were recorded"
@@ -123,8 +123,6 @@ class Stats:
                 f"{_say_rate(row.busbw_gb_per_s):>13}{100 * row.share:>6.0f} %"
             )
         return "\n".join(lines)
-
-    __repr__ = __str__
 
 
 def _say_rate(rate: float) -> str:

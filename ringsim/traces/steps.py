@@ -88,10 +88,6 @@ class StageActions:
     start: Ints
     end: Ints
 
-    def __len__(self) -> int:
-        """Returns the number of computations."""
-        return len(self.rank)
-
     @property
     def ranks(self) -> list[int]:
         """The ranks that did any computation, in ascending order."""
@@ -168,8 +164,9 @@ class StageActions:
         if self.num_stages * self.num_microbatches > len(self.rank):
             # some forward pass is missing, or a damaged file has numbers that need too much memory
             return None
-        # a set, because replicas of the pipeline have the same stages
-        placed = {self.stages_of(rank) for rank in self.ranks}
+        # a set, because replicas of the pipeline have the same stages and actions
+        done = {(self.stages_of(rank), self.list_actions(rank)) for rank in self.ranks}
+        placed = {stages for stages, _ in done}
         try:
             step = Step(
                 self.schedule, len(placed), self.num_microbatches, self.num_stages // len(placed)
@@ -177,14 +174,8 @@ class StageActions:
         except RingError:
             return None  # no schedule has this name, or it does not allow this number of stages
         schedule = make_schedule(step.name, step.num_ranks, step.num_microbatches, step.num_chunks)
-        expected = {schedule.stages_of(place): row for place, row in enumerate(schedule.actions)}
-        return (
-            step
-            if all(
-                self.list_actions(rank) == expected.get(self.stages_of(rank)) for rank in self.ranks
-            )
-            else None
-        )
+        expected = {(schedule.stages_of(place), row) for place, row in enumerate(schedule.actions)}
+        return step if done <= expected else None
 
 
 def count_steps(events: Events) -> int:

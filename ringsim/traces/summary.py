@@ -313,11 +313,6 @@ def count_trace(trace: Trace, *, whole_table: bool = False) -> Totals:
     return totals
 
 
-def summarise(trace: Trace) -> str:
-    """Returns the text for ``Trace.summary``."""
-    return str(count_trace(trace))
-
-
 def describe(trace: Trace) -> str:
     """Returns the text for ``Trace.describe``."""
     totals = count_trace(trace)
@@ -472,10 +467,8 @@ class _Outline:
 def _find_longest(trace: Trace) -> list[_Wait]:
     """Returns the longest wait for a partner, or an empty list."""
     waits, messages, events = trace.waits, trace.messages, trace.events
-    late_sender, late_receiver = (
-        waits.late_sender_ns[messages.recv],
-        waits.late_receiver_ns[messages.send],
-    )
+    late_sender = waits.late_sender_ns[messages.recv]
+    late_receiver = waits.late_receiver_ns[messages.send]
     longest = np.maximum(late_sender, late_receiver)
     if longest.max(initial=0) == 0:
         return []

@@ -80,6 +80,12 @@ def removed(name: str, instead: str) -> Callable[..., NoReturn]:
     return refuse
 
 
+def part_of(metadata: JsonObject) -> JsonObject:
+    """Returns the entry about the part of the run that a trace contains; see ``filtering``."""
+    part: JsonObject = metadata.get("part", {"of": [], "apart": []})
+    return part
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Trace:
     """The recorded events of a run, with the results and output of the ranks.
@@ -219,8 +225,7 @@ class Trace:
 
         Only a part returned by ``filter`` can contain such operations.
         """
-        places = self.metadata["part"]["apart"] if "part" in self.metadata else []
-        return np.array(places, dtype=np.int64)
+        return np.array(part_of(self.metadata)["apart"], dtype=np.int64)
 
     @cached_property
     def messages(self) -> Messages:
@@ -688,9 +693,9 @@ class Trace:
               longest wait  rank 1 waited 500 ns in recv for rank 0 to send
               unmatched     none
         """
-        from ringsim.traces.summary import summarise
+        from ringsim.traces.summary import count_trace
 
-        return summarise(self)
+        return str(count_trace(self))
 
     def describe(self) -> str:
         """Returns a one-sentence description of the trace, as a text alternative to its picture.

@@ -250,11 +250,11 @@ def pack_all(
     traces: Sequence[Trace], names: Sequence[str] = (), *, source: bool = False
 ) -> list[bytes]:
     """Returns traces encoded for the view, on one axis, with their first operations aligned."""
-    each = zip(traces, align(traces), [*names, *[""] * (len(traces) - len(names))], strict=True)
-    firsts = precede(traces)
+    named = [*names, *[""] * (len(traces) - len(names))]
+    each = zip(traces, align(traces), named, precede(traces), strict=True)
     return [
-        pack(encode(*one, first=first, source=source))
-        for one, first in zip(each, firsts, strict=True)
+        pack(encode(trace, later_ns, name, first=first, source=source))
+        for trace, later_ns, name, first in each
     ]
 
 

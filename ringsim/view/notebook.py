@@ -18,6 +18,7 @@ from IPython.display import display
 
 from ringsim.errors import ArgumentError, say
 from ringsim.launch.live import LiveTrace
+from ringsim.traces.documents import JsonObject
 from ringsim.traces.events import NO_EVENTS
 from ringsim.traces.findings import Finding
 from ringsim.traces.units import count
@@ -97,7 +98,7 @@ class View:
         about: further values that the widget receives with the traces.
     """
 
-    def __init__(self, traces: Sequence[Trace], about: dict[str, Any] | None = None) -> None:
+    def __init__(self, traces: Sequence[Trace], about: JsonObject | None = None) -> None:
         self.traces = tuple(traces)
         self.about = about or {}
         self.widget = _Widget()
