@@ -82,6 +82,11 @@ def escape(text: str, *, lines: bool = True) -> str:
     )
 
 
+def escape_line(text: str) -> str:
+    """Returns a string with unprintable characters, line breaks and tabs escaped."""
+    return escape(text, lines=False)
+
+
 class _Explained(BaseException):
     """The base class of errors that can end a run."""
 

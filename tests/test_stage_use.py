@@ -19,14 +19,20 @@ def test_phases_by_hand() -> None:
     actions = find_step(trace_of(known("1f1b", 2, 4)))
     begin = actions.start.min()
     limits = [
-        [float(time - begin) / (UNIT_MS * MS) for time in vars(actions.phases(rank)).values()]
+        [
+            (name, *(float(time - begin) / (UNIT_MS * MS) for time in between))
+            for name, *between in actions.phases(rank)
+        ]
         for rank in (0, 1)
     ]
-    assert limits == [[0, 4, 10, 15], [1, 2, 11, 13]]
-    assert actions.phases(0).has_steady
-    assert not find_step(trace_of(known("gpipe", 2, 4))).phases(0).has_steady
-    # F F F F B B B B without gaps
-    assert not find_step(trace_of(known("gpipe", 1, 4))).phases(0).has_steady
+    assert limits == [
+        [("warm-up", 0, 4), ("steady", 4, 10), ("cool-down", 10, 15)],
+        [("warm-up", 1, 2), ("steady", 2, 11), ("cool-down", 11, 13)],
+    ]
+    # the second: F F F F B B B B without gaps
+    for gpipe in (known("gpipe", 2, 4), known("gpipe", 1, 4)):
+        phases = find_step(trace_of(gpipe)).phases(0)
+        assert [name for name, *_ in phases] == ["warm-up", "cool-down"]
 
 
 def generation(jobs: str) -> Trace:

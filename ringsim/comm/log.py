@@ -77,10 +77,11 @@ from ringsim.traces.events import (
     Group,
     Ints,
     make_events,
+    number_places,
     read_tables,
     write_tables,
 )
-from ringsim.traces.matching import number_places, number_rows
+from ringsim.traces.matching import number_rows
 from ringsim.traces.recorder import Recorder
 from ringsim.traces.run_parts import join_events, read_parts
 from ringsim.traces.spans import label_in_force

@@ -26,8 +26,9 @@ from ringsim.traces.events import (
     SPAN,
     Events,
     Ints,
+    number_places,
 )
-from ringsim.traces.matching import match, number_places, number_rows, refused, split_waits
+from ringsim.traces.matching import match, number_rows, refused, split_waits
 from ringsim.traces.stats import count_calls
 from ringsim.traces.units import bytes_text, rate_text
 

@@ -41,6 +41,7 @@ from ringsim.traces.events import (
     Events,
     Ints,
     Payload,
+    number_places,
     read_notice,
 )
 from ringsim.traces.findings import Finding, Operation, lines_text, payload_text
@@ -49,7 +50,6 @@ from ringsim.traces.matching import (
     count_alike,
     match,
     number_channels,
-    number_places,
     number_rows,
     refused,
 )

@@ -46,6 +46,7 @@ from ringsim.traces.events import (
     Payload,
     Tables,
     make_events,
+    number_places,
 )
 from ringsim.traces.findings import EXIT_CODE, IN_VAIN, LEFT_BLOCK, LOST, End, Operation
 from ringsim.traces.items import as_operation, event_at
@@ -53,7 +54,6 @@ from ringsim.traces.matching import (
     CollectiveCalls,
     count_alike,
     number_channels,
-    number_places,
     number_rows,
     refused,
 )

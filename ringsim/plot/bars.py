@@ -25,7 +25,7 @@ time::
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,7 +33,6 @@ from ringsim.traces.events import (
     COLLECTIVE,
     ERROR,
     IN_FLIGHT,
-    MARK,
     NONE,
     RECV,
     SEND,
@@ -41,10 +40,10 @@ from ringsim.traces.events import (
     Events,
     Ints,
 )
+from ringsim.traces.matching import number_rows
 from ringsim.traces.program import find_program
-
-if TYPE_CHECKING:
-    from ringsim.traces.value import Trace
+from ringsim.traces.steps import split_where
+from ringsim.traces.value import Trace
 
 STUCK_PART = 12  # stuck operations are drawn for at least this part of the run
 
@@ -86,10 +85,6 @@ class Bars:
     depths: int
     labels: tuple[str, ...]
 
-    def __len__(self) -> int:
-        """Returns the number of bars."""
-        return len(self.rank)
-
 
 def time_range(events: Events) -> tuple[int, int]:
     """Returns the first and last times in a trace, in ns, or (0, 0) if the trace has no events.
@@ -99,7 +94,7 @@ def time_range(events: Events) -> tuple[int, int]:
     if len(events) == 0:
         return 0, 0
     first = int(events.post_ns.min())
-    last = int(max(events.post_ns.max(), events.wait_ns.max(), events.done_ns.max()))
+    last = int(events.last_ns.max())
     stuck = (events.status == IN_FLIGHT) & (events.wait_ns != NONE)
     if stuck.any():
         last = max(last, int(events.wait_ns[stuck].max()) + (last - first) // STUCK_PART)
@@ -150,7 +145,7 @@ def _cut_operations(trace: Trace, end: Ints) -> list[tuple[Ints, Ints, Ints, int
     """
     events, waits = trace.events, trace.waits
     post, wait, done = events.post_ns, events.wait_ns, events.done_ns
-    communicates = (events.kind != SPAN) & (events.kind != MARK)
+    communicates = events.communicates
     failed = communicates & (events.status == ERROR)
     going = communicates & ~failed
     waited, finished = wait != NONE, done != NONE
@@ -184,7 +179,7 @@ def _find_depths(lane: Ints, start: Ints, done: Ints) -> tuple[Ints, int]:
     depth = np.zeros(len(lane), dtype=np.int64)
     order = np.lexsort((-done, start, lane))
     rank, above, depths = NONE, 0, 0
-    for own in np.split(order, np.flatnonzero(np.diff(lane[order])) + 1) if len(lane) else ():
+    for own in split_where(order, lane[order]) if len(lane) else ():
         if lane[own[0]] >> 32 != rank:
             rank, above = lane[own[0]] >> 32, 0
         # spans of length 0 open no lane, because on a virtual clock many may have the same time
@@ -235,10 +230,9 @@ def merge(
     share = np.minimum(end[bar], slot + 1) - np.maximum(start[bar], slot)
     rank = bars.rank[bar] // ranks * ranks
     columns = np.stack([rank, bars.lane[bar], slot, bars.look[bar]]).astype(np.int64)
-    if len(bar):
-        sizes = tuple(columns.max(axis=1) + 1)
-        keys, place = np.unique(np.ravel_multi_index(tuple(columns), sizes), return_inverse=True)
-        columns, share = np.stack(np.unravel_index(keys, sizes)), np.bincount(place, weights=share)
+    place = number_rows(*columns)
+    columns = columns[:, np.unique(place, return_index=True)[1]]
+    share = np.bincount(place, weights=share)
     rank, lane, slot, look = columns
     share = share / np.minimum(ranks, world_size - rank)
     low, high = _stack(columns, share, LEAST_HEIGHT if ranks == 1 else 0.0)
@@ -262,7 +256,7 @@ def _stack(columns: Ints, share: Ints, least: float) -> tuple[Ints, Ints]:
 MOST_ARROWS = 160
 
 
-def choose_messages(trace: Trace, ranks: int = 1) -> Ints:
+def choose_messages(trace: Trace, ranks: int) -> Ints:
     """Chooses the messages that get an arrow.
 
     These are the messages whose recv is done. If there are more than ``MOST_ARROWS``, the choice is
@@ -274,8 +268,8 @@ def choose_messages(trace: Trace, ranks: int = 1) -> Ints:
     done = np.flatnonzero((events.done_ns[messages.recv] != NONE) & ((src != dst) | (ranks == 1)))
     if len(done) <= MOST_ARROWS:
         return done
-    ends = src[done] * trace.world_size + dst[done]
-    _, ways, sizes = np.unique(ends, return_inverse=True, return_counts=True)
+    ways = number_rows(src[done], dst[done])
+    sizes = np.bincount(ways)
     in_time = done[np.lexsort((events.post_ns[messages.send[done]], ways))]
     each = max(MOST_ARROWS // len(sizes), 1)
     # The choices for different pairs of rows are shifted in time; otherwise the arrows would line

@@ -11,12 +11,14 @@ on every rank, so compare its figures with the pattern "exchange", not with "pin
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import (
     LogLocator,
@@ -32,13 +34,11 @@ from ringsim.provenance import footer
 from ringsim.schedules.generation import steady_use
 from ringsim.traces.bandwidths import CEILINGS, ONE_GPU, Bandwidths, Regime, find_regimes
 from ringsim.traces.display import Images, Style
+from ringsim.traces.documents import JsonObject
 from ringsim.traces.events import NONE, OK, Ints
 from ringsim.traces.looks import LOOKS, Meaning, read_table
 from ringsim.traces.units import bytes_text, capitalise, count, time_text
 from ringsim.traces.value import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 SIZE_INCHES = (6.6, 3.6)  # the size of the upper panel
 STRIP_INCHES = 1.2  # the height of the upper panel of a compact chart
@@ -145,16 +145,16 @@ def _draw_trace(trace: Trace, table: Bandwidths | None, ax: Axes) -> None:
     _draw_messages(found, True, "waited for late (a lower bound)", colour, panels)
     _write_labels(ax, labels)
     notes = [f"Lines: {footer(table.metadata)}.", *_fit_notes(curves)] if table is not None else []
-    notes += _left_out(found)
-    words = _trace_message(found, trace)
-    style.dress(ax, *words, notes, metadata=trace.metadata, columns=3)
+    for words, number in found.left_out.items():
+        notes += [f"Not drawn: {count(number, 'message')}{words}."] if number else []
+    style.dress(ax, *_trace_message(found, trace), notes, metadata=trace.metadata, columns=3)
 
 
 def _draw_messages(
     found: Achieved, is_bound: bool, words: str, colour: str, panels: _Panels
 ) -> None:
     """Draws the messages of one kind as dots or quantiles."""
-    look: dict[str, Any] = {
+    look = {
         "color": colour, "markerfacecolor": "none" if is_bound else colour, "marker": "o",
         "markersize": 5,
         "linestyle": "none", "zorder": 6,
@@ -216,7 +216,7 @@ def _counts(curves: Sequence[Curve]) -> list[str]:
     return [f"Medians of n = {many} repetitions per size, without the warm-up."]
 
 
-def _circumstances(metadata: dict[str, Any]) -> list[str]:
+def _circumstances(metadata: JsonObject) -> list[str]:
     """Returns a sentence about the interface, the paths and the load, if known."""
     parts = []
     if metadata.get("interface"):
@@ -231,28 +231,18 @@ def _circumstances(metadata: dict[str, Any]) -> list[str]:
 
 
 def _trace_message(found: Achieved, trace: Trace) -> tuple[str, str]:
-    if not len(found):
+    number = len(found.size_bytes)
+    if not number:
         queued = "NCCL does not report the times of messages"
-        return queued if found.queued else "No message arrived", ""
+        return queued if found.left_out.get(QUEUED) else "No message arrived", ""
     best = int(np.argmax(found.gb_per_s))
     bounds = np.count_nonzero(found.is_bound)
     title = (
-        f"{count(len(found), 'message')}: at best {found.gb_per_s[best]:.3g} GB/s, with "
+        f"{count(number, 'message')}: at best {found.gb_per_s[best]:.3g} GB/s, with "
         f"{bytes_text(found.size_bytes[best])}"
     )
     moved = f"{bytes_text(int(found.size_bytes.sum()))} among {count(trace.world_size, 'rank')}"
     return title, f"{moved}; {bounds:,} of the bandwidths are lower bounds" if bounds else moved
-
-
-def _left_out(found: Achieved) -> list[str]:
-    why = {
-        " (NCCL reports when a message was queued, not when it arrived)": found.queued,
-        " of 0 bytes": found.empty,
-        " that never arrived": found.unfinished,
-    }
-    return [
-        f"Not drawn: {count(number, 'message')}{words}." for words, number in why.items() if number
-    ]
 
 
 # -- a table as curves
@@ -322,9 +312,8 @@ class Curve:
     @property
     def bus_factor(self) -> float:
         """The bus bandwidth divided by the algorithm bandwidth, which is 1 for messages."""
-        return float(
-            np.round(np.median(self.gb_per_s * self.latency_us / self.size_bytes * 1e3), 4)
-        )
+        factors = self.gb_per_s * self.latency_us / self.size_bytes * 1e3
+        return float(np.round(np.median(factors), 4))
 
     def points(self, part: slice) -> tuple[Any, Any, Any]:
         """Returns the sizes, bandwidths and times in a slice."""
@@ -416,13 +405,12 @@ def _draw_curves(
         if curve.is_ceiling:
             look = pen(curve.backend)
             for part in curve.parts:
-                marker = "." if part.stop - part.start == 1 else ""
                 panels.plot(
                     *curve.points(part),
                     color=look.light,
                     linestyle=_CEILING_LINES[curve.backend],
                     linewidth=1.5,
-                    marker=marker,
+                    marker="." if part.stop - part.start == 1 else "",
                     gid=f"ceiling {curve.backend}",
                 )
             labels.append((curve.gb_per_s[-1], look.name, look.light))
@@ -528,12 +516,10 @@ def _draw_edge(curve: Curve, panels: _Panels, *, alone: bool) -> None:
             gid=f"median {name}", zorder=4,
         )  # fmt: skip
         for panel, band in zip(panels, (curve.band_gb_per_s, curve.latency_band_us), strict=True):
-            low, high = band[:, part]
-            if alone and np.isfinite((low, high)).all():
+            if alone and np.isfinite(band[:, part]).all():
                 panel.fill_between(
                     curve.size_bytes[part],
-                    low,
-                    high,
+                    *band[:, part],
                     color=look.light,
                     alpha=0.22,
                     linewidth=0,
@@ -657,6 +643,7 @@ LATE = 0.05
 # the most messages of one size to draw as dots; if there are more, quantiles replace the dots
 MOST_DOTS = 12
 MOST_SIZES = 64
+QUEUED = " (NCCL reports when a message was queued, not when it arrived)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -665,22 +652,16 @@ class Achieved:
 
     A message's time is from the later post to the end of the receiver's wait. If the receiver began
     to wait late, the message may have arrived earlier, so its bandwidth is a lower bound
-    (``is_bound``). Three kinds of messages are left out and only counted: messages of 0 bytes,
-    which have no bandwidth (``empty``), messages that never arrived (``unfinished``), and NCCL
-    messages (``queued``), because an NCCL wait ends when the operation is queued on the GPU.
+    (``is_bound``). Three kinds of messages are left out and only counted, in ``left_out`` by their
+    descriptions: messages of 0 bytes, which have no bandwidth, messages that never arrived, and
+    NCCL messages, because an NCCL wait ends when the operation is queued on the GPU.
     """
 
     size_bytes: Any
     time_us: Any
     gb_per_s: Any
     is_bound: Any
-    empty: int
-    unfinished: int
-    queued: int
-
-    def __len__(self) -> int:
-        """Returns the number of messages."""
-        return len(self.size_bytes)
+    left_out: dict[str, int]
 
     def split(self, is_bound: bool) -> tuple[Ints, list[Ints]]:
         """Groups the rows of one kind by size.
@@ -701,23 +682,21 @@ def achieved(trace: Trace) -> Achieved:
     """Computes the times and bandwidths of the messages in a trace."""
     events, messages = trace.events, trace.messages
     send, recv = messages.send, messages.recv
-    start, end, watched = (
-        np.maximum(events.post_ns[send], events.post_ns[recv]),
-        events.done_ns[recv],
-        events.wait_ns[recv],
-    )
-    sizes = events.size_bytes[send]
-    queued = trace.metadata.get("backend") == "nccl"
+    start = np.maximum(events.post_ns[send], events.post_ns[recv])
+    end, watched, sizes = events.done_ns[recv], events.wait_ns[recv], events.size_bytes[send]
+    is_known = trace.metadata.get("backend") != "nccl"
     arrived = (events.status[recv] == OK) & (end != NONE) & (watched != NONE) & (end > start)
-    drawn = arrived & (sizes > 0) & (not queued)
+    drawn = arrived & (sizes > 0) & is_known
     time_ns = (end - start)[drawn]
     unwatched_ns = np.maximum(watched - start, 0)[drawn]
-    return Achieved(
-        sizes[drawn], time_ns * 1e-3, sizes[drawn] / time_ns, unwatched_ns > LATE * time_ns,
-        0 if queued else int(np.count_nonzero(arrived & (sizes <= 0))),
-        0 if queued else int(np.count_nonzero(~arrived)),
-        len(messages) if queued else 0,
-    )  # fmt: skip
+    left_out = {QUEUED: len(messages)}
+    if is_known:
+        left_out = {
+            " of 0 bytes": (arrived & ~drawn).sum(),
+            " that never arrived": (~arrived).sum(),
+        }
+    is_bound = unwatched_ns > LATE * time_ns
+    return Achieved(sizes[drawn], time_ns * 1e-3, sizes[drawn] / time_ns, is_bound, left_out)
 
 
 # -- published figures
@@ -738,7 +717,7 @@ def _draw_published(panels: _Panels) -> list[Label]:
     """
     ax, below = panels
     ink, labels = pen("nccl").light, []
-    times: dict[tuple[str, str], list[Any]] = {}
+    times = defaultdict[tuple[str, str], list[Any]](list)
     low, high = ax.get_xlim()
     for figure in FIGURES:
         rate, size = figure.bandwidth_gb_per_s, figure.size_bytes
@@ -748,8 +727,7 @@ def _draw_published(panels: _Panels) -> list[Label]:
             ax.plot(place, [rate, rate], transform=ax.get_yaxis_transform(), gid=gid, **look)
             labels.append((rate, f"{rate:g}: {figure.link} ({figure.source})", ink))
         elif size is not None and low <= size <= high:
-            shown = times.setdefault((figure.link, figure.source), [])
-            shown.append((size, figure.latency_us))
+            times[figure.link, figure.source].append((size, figure.latency_us))
     for (link, source), shown in times.items():
         below.plot(
             *zip(*shown, strict=True),
@@ -772,7 +750,7 @@ def _draw_published(panels: _Panels) -> list[Label]:
 
 USE_INCHES = (7.2, 3.8)
 # matplotlib types its line styles as literals
-_LINES: tuple[tuple[bool, str, str, str, Any], ...] = (
+_LINES: Any = (
     (False, "synchronous", LOOKS["activations"].light, "o", "-"),
     (True, "asynchronous", LOOKS["across"].light, "s", "--"),
 )
@@ -796,7 +774,7 @@ def plot_inner_iterations(
     num_stages: int,
     measured: Sequence[MeasuredUse] = (),
     *,
-    metadata: dict[str, Any] | None = None,
+    metadata: JsonObject | None = None,
     ax: Axes | None = None,
     **look: Unpack[Style],
 ) -> Axes:
@@ -828,20 +806,20 @@ def plot_inner_iterations(
 
 
 def _draw_use(
-    num_stages: int, measured: Sequence[MeasuredUse], metadata: dict[str, Any] | None, ax: Axes
+    num_stages: int, measured: Sequence[MeasuredUse], metadata: JsonObject | None, ax: Axes
 ) -> None:
     turns = range(1, 2 * num_stages + 1)
     for async_comm, name, colour, marker, line in _LINES:
-        look: dict[str, Any] = {
-            "color": colour, "marker": marker, "markersize": 7, "markerfacecolor": style.GROUND
-        }  # fmt: skip
         uses = [float(steady_use(num_stages, number, async_comm)) for number in turns]
-        ax.plot(turns, uses, line, linewidth=1.6, zorder=3, label=f"{name}, closed form", **look)
+        ax.plot(
+            turns, uses, line, color=colour, linewidth=1.6, marker=marker, markersize=7,
+            markerfacecolor=style.GROUND, zorder=3, label=f"{name}, closed form",
+        )  # fmt: skip
         stuck = [(number, 0) for number, use in zip(turns, uses, strict=True) if use == 0]
         own = [point[::2] for point in measured if point.async_comm is async_comm]
         size = 110 if async_comm else 60
-        cross: Any = {"s": size, "marker": "x", "linewidths": 1.8, "label": "never ends"}
-        dot: Any = {"s": 26, "marker": marker, "linewidths": 0, "label": "filled: measured"}
+        cross = {"s": size, "marker": "x", "linewidths": 1.8, "label": "never ends"}
+        dot = {"s": 26, "marker": marker, "linewidths": 0, "label": "filled: measured"}
         for points, mark in ((own, dot), (stuck, cross)):
             if points:
                 ax.scatter(*zip(*points, strict=True), color=colour, zorder=5, **mark)

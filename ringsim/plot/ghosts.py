@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ringsim.plot import style
@@ -26,9 +24,7 @@ from ringsim.plot.rows import SLOTS, RankRows, TimeAxis
 from ringsim.plot.style import GROUND, MUTED, Look
 from ringsim.traces.looks import LOOKS
 from ringsim.traces.units import time_unit
-
-if TYPE_CHECKING:
-    from ringsim.traces.value import Trace
+from ringsim.traces.value import Trace
 
 PALE = style.fade(LOOKS["recorded"].light, 0.7)
 COMPUTING = Look("recorded run, computing", PALE, "", MUTED, edge=0.5)

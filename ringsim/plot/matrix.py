@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator
@@ -15,9 +16,6 @@ from ringsim.plot.traffic import Traffic
 from ringsim.traces.events import Ints
 from ringsim.traces.looks import LOOKS
 from ringsim.traces.units import bytes_text
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 MOST_CELLS = 256  # cells per side; more would be smaller than a pixel
 MOST_OUTLINES = 64  # with more ranks, the outlines of cells would be invisible

@@ -10,7 +10,7 @@ Each rank's row shows the measurement above the prediction::
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
@@ -37,7 +37,8 @@ MEASURED_LANE, PREDICTED_LANE = 0, 3
 MEASURED_LOOK = Look.of("measured")
 # The bounds between the looks, as shares of the step. An end that is off by up to 1 % is on time.
 BOUNDS = (-0.05, -0.01, 0.01, 0.05)
-LATENESS_LOOKS = tuple(map(Look.of, ("much_earlier", "earlier", "alike", "later", "much_later")))
+_LATENESS = ("much_earlier", "earlier", "alike", "later", "much_later")
+LATENESS_LOOKS = dict(enumerate(map(Look.of, _LATENESS)))
 
 
 def plot_overlay(
@@ -120,8 +121,7 @@ def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
     chosen, begin_ns = _choose(comparison, step), comparison.real_begin_ns[step]
     if steps:
         measured = find_step(real, step)
-        start, end = (measured.start - begin_ns) / unit_ns, (measured.end - begin_ns) / unit_ns
-        draw_actions(replace(measured, start=start, end=end), rows)
+        draw_actions(measured.count_from(begin_ns, unit_ns), rows)
     else:
         index = comparison.real_index[chosen]
         look = replace(MEASURED_LOOK, name=comparison.names[0])
@@ -130,9 +130,9 @@ def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
     index = comparison.virtual_index[chosen]
     times = _times(virtual.events, index, comparison.virtual_begin_ns[step], unit_ns)
     off = np.searchsorted(BOUNDS, comparison.lag_s[chosen] / lengths_s[0])
-    looks = dict(enumerate(LATENESS_LOOKS))
-    rows.draw_each(looks, "predicted", off, virtual.events.rank[index], PREDICTED_LANE, *times)
-    dashes: Any = "solid", (0, (4, 2))
+    ranks = virtual.events.rank[index]
+    rows.draw_each(LATENESS_LOOKS, "predicted", off, ranks, PREDICTED_LANE, *times)
+    dashes = "solid", (0, (4, 2))
     for length_s, dash, name in zip(lengths_s, dashes, comparison.names, strict=True):
         ax.axvline(
             length_s * 1e9 / unit_ns,
@@ -171,7 +171,7 @@ def _choose(comparison: Comparison, step: int) -> Ints:
     waited = events.wait_ns[index] != NONE
     waited &= comparison.virtual.events.wait_ns[comparison.virtual_index] != NONE
     which = spans & drawn[index] if spans.any() else waited
-    chosen: Ints = np.flatnonzero((comparison.step == step) & which)
+    chosen = np.flatnonzero((comparison.step == step) & which)
     if len(chosen) == 0:
         raise ArgumentError(
             "cannot draw a comparison without spans or waits. Record the ranks' work in "

@@ -26,7 +26,7 @@ def node(rank: int, world_size: int) -> Points:
     return place(node_angle(rank, world_size), 1.0 if world_size > 1 else 0.0)
 
 
-def arc(start: float, end: float, radius: float = 1.0) -> Points:
+def arc(start: float, end: float, radius: float) -> Points:
     """Returns a path along the circle between two angles, in either direction."""
     return place(np.linspace(start, end, STEPS), radius)
 
@@ -37,8 +37,7 @@ def bow(start: Points, end: Points, control: Points, steps: int = STEPS) -> Poin
     The path is a quadratic Bezier curve of shape (steps, 2).
     """
     t = np.linspace(0, 1, steps)[:, None]
-    path: Points = (1 - t) ** 2 * start + 2 * t * (1 - t) * control + t**2 * end
-    return path
+    return (1 - t) ** 2 * start + 2 * t * (1 - t) * control + t**2 * end
 
 
 def chord(start: Points, end: Points, *, pull: float, gap: float) -> Points:
@@ -72,8 +71,7 @@ def arrow(path: Points, width: float, *, head: float) -> Points:
 
 def beside(path: Points, distance: float) -> Points:
     """Returns a parallel path at a distance to the left (if negative, to the right)."""
-    moved: Points = path + distance * _normals(path)
-    return moved
+    return path + distance * _normals(path)
 
 
 def _normals(path: Points) -> Points:

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from ringsim.plot import sheet, style
@@ -44,7 +45,8 @@ from ringsim.plot.style import Look, percent
 from ringsim.schedules.engine import Evaluation, evaluate
 from ringsim.schedules.schedule import Schedule
 from ringsim.traces.display import Style
-from ringsim.traces.events import COLLECTIVE, MARK, SPAN, Ints
+from ringsim.traces.documents import JsonObject
+from ringsim.traces.events import RECV, SEND, Ints
 from ringsim.traces.filtering import take
 from ringsim.traces.looks import LOOKS
 from ringsim.traces.steps import (
@@ -59,9 +61,6 @@ from ringsim.traces.steps import (
 )
 from ringsim.traces.units import count, time_text, time_unit
 from ringsim.traces.value import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 ACTION_LOOKS = {
     LOOKS[name].short: Look.of(name, edge=0.0)
@@ -90,6 +89,7 @@ COMPACT_PHASES = (-0.66, -0.5)  # above the first row
 STAGE_NAMES_FROM = 26.0  # points; the names of lower rows do not list the stages
 LEAST_GAP = 1 / 1600  # as a share of the step; shorter gaps would be invisible
 PHASE_NAME_POINTS = 10.0  # the room for names above the first row
+PHASE_COLOURS = {"warm-up": style.MUTED, "steady": style.INK, "cool-down": style.MUTED}
 PHASES_FROM = 18.0  # points; lower rows have no room for brackets
 IDLE_SHARES_FROM = 12.0  # points; lower rows do not show their share of idle time
 GAP_INCHES = 0.16  # between the rows and the curve under them
@@ -111,7 +111,7 @@ class StepPicture(NamedTuple):
     actions: StageActions
     time: str
     unit: str
-    metadata: dict[str, Any]
+    metadata: JsonObject
     about: str
     draw_messages: Callable[[RankRows], None] | None
     notes: tuple[str, ...] = ()
@@ -238,7 +238,7 @@ def draw_actions(actions: StageActions, rows: RankRows) -> None:
     """Draws a step's boxes, the gaps between the boxes, and the phases."""
     place = np.searchsorted(actions.ranks, actions.rank)
     # the index of each stage among its rank's stages, in the model's order
-    chunk = np.zeros(len(actions), dtype=np.int64)
+    chunk = np.zeros(len(place), dtype=np.int64)
     for rank in actions.ranks:
         own = actions.rank == rank
         chunk[own] = np.searchsorted(actions.stages_of(rank), actions.stage[own])
@@ -306,31 +306,25 @@ def _draw_phases(actions: StageActions, rows: RankRows, most: int) -> None:
     """Draws a bracket over each phase of up to ``most`` ranks, with names over the top row."""
     ax, (top, bottom), per_point = rows.ax, rows.lanes.marks, rows.per_point
     for place, rank in enumerate(actions.ranks[:most]):
-        phases = actions.phases(rank)
-        before, after = sorted((phases.warm_up_until, phases.cool_down_from))
-        steady_until = after if phases.has_steady else before
-        parts = [
-            ("warm-up", phases.start, before, style.MUTED, 1.0),
-            ("steady", before, steady_until, style.INK, 1.4 if style.is_compact() else 2.4),
-            ("cool-down", after, phases.end, style.MUTED, 1.0),
-        ]
-        parts = [part for part in parts if part[2] > part[1]]
+        parts = actions.phases(rank)
         y = rows.first + place + (top + bottom) / 2
-        for name, start, end, colour, width in parts:
+        for name, start, end in parts:
             inset = min(1.2 * per_point, (end - start) / 3)
             ends = start + inset, end - inset
-            look: Any = {"colors": colour, "zorder": 4, "clip_on": False}
+            look: Any = {"colors": PHASE_COLOURS[name], "zorder": 4, "clip_on": False}
+            width = 1.0 if name != "steady" else 1.4 if style.is_compact() else 2.4
             ax.hlines(y, *ends, linewidths=width, gid=f"phase-{name}", **look)
             ax.vlines(ends, y, rows.first + place + bottom + 0.02, linewidths=1.0, **look)
         if place:
             continue
         size = style.letters(TEXT_SIZE)
         half = np.array([len(name) + 1.5 for name, *_ in parts]) * LETTER * size * per_point / 2
-        middles = [(start + end) / 2 for _, start, end, *_ in parts]
+        middles = [(start + end) / 2 for _, start, end in parts]
         places = style.spread(middles, half[1:] + half[:-1])
         look = {"where": "data", "ha": "center", "va": "bottom", "fontsize": size}
-        for x, (name, _, _, colour, _) in zip(places, parts, strict=True):
-            style.write_beside(ax, name, (x, y), (0, 1 if most == 1 else 3), color=colour, **look)
+        for x, (name, *_) in zip(places, parts, strict=True):
+            look["color"] = PHASE_COLOURS[name]
+            style.write_beside(ax, name, (x, y), (0, 1 if most == 1 else 3), **look)
 
 
 def draw_flights(rows: RankRows, sources: Ints, targets: Ints, start: Ints, end: Ints) -> None:
@@ -378,22 +372,20 @@ def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
 # -- recorded steps, and schedules
 
 
-def picture_step(trace: Trace, step: int | None = None) -> StepPicture:
+def picture_step(trace: Trace, step: int | None) -> StepPicture:
     """Returns the picture of a recorded step; ``step`` counts from 0, and None is the last step."""
     measured = find_step(trace, step)
     steps = count_steps(trace.events)
     number = steps - 1 if step is None else step
     first, last = int(measured.start.min()), int(measured.end.max())
     axis = TimeAxis(first, last, *time_unit(last - first))
-    actions = replace(measured, start=axis.at(measured.start), end=axis.at(measured.end))
     length = time_text(last - first)
     recorded = None
     if trace.recorded is not None:
         recorded = find_step(trace.recorded, step)
-        before = replace(axis, first_ns=int(recorded.start.min()))
-        recorded = replace(recorded, start=before.at(recorded.start), end=before.at(recorded.end))
+        recorded = recorded.count_from(recorded.start.min(), axis.unit_ns)
     return StepPicture(
-        actions=actions,
+        actions=measured.count_from(first, axis.unit_ns),
         time="time since the step began",
         unit=axis.unit,
         metadata=trace.metadata,
@@ -426,8 +418,8 @@ def _draw_recorded(
 ) -> None:
     """Draws a step's sends and recvs, coloured by state."""
     events = trace.events
-    operations = (events.kind != SPAN) & (events.kind != MARK) & (events.kind != COLLECTIVE)
-    bars = make_bars(take(trace, operations & in_step(events, step)))
+    messages = np.isin(events.kind, (SEND, RECV))
+    bars = make_bars(take(trace, messages & in_step(events, step)))
     drawn = bars.lane >= bars.depths  # without the program's time, which is the gaps
     lane = np.maximum(bars.lane - bars.depths, 0) + SEND_LANE
     bars = replace(bars, rank=np.searchsorted(ranks, bars.rank), lane=lane)

@@ -12,9 +12,10 @@ top. A tube between two ranks is a process group, and the arrows in the tube are
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.patches import Circle, Polygon
 
 from ringsim.plot import sheet, style
@@ -25,11 +26,7 @@ from ringsim.plot.traffic import Traffic, TrafficEdge, count_traffic
 from ringsim.traces.display import Style
 from ringsim.traces.looks import LOOKS
 from ringsim.traces.units import bytes_text, count
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from ringsim.traces.value import Trace
+from ringsim.traces.value import Trace
 
 MOST_NODES = 16
 SIZE_INCHES = (7.2, 6.2)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.ticker import MaxNLocator
 
@@ -22,9 +23,6 @@ from ringsim.plot.style import Look
 from ringsim.traces.events import NONE, Ints
 from ringsim.traces.looks import find_meanings, read_table, readable_ink
 from ringsim.traces.units import span_text
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 OPERATION_LOOKS = tuple(  # indexed by the states in ``bars``
     Look.of(state, zorder=2 if state in ("posted", "unwaited", "program") else 3)
@@ -129,8 +127,7 @@ class RankRows:
     def middle(self, rank: Ints | int, lane: Ints | int) -> Ints:
         """Returns the y position of the middle of a lane in each rank's row."""
         middle = (self.lanes.top[lane] + self.lanes.bottom[lane]) / 2
-        height: Ints = self.first + rank // self.ranks + middle
-        return height
+        return self.first + rank // self.ranks + middle
 
     def draw(
         self,
@@ -164,19 +161,17 @@ class RankRows:
         zorder = look.zorder if zorder is None else zorder
         name = style.name_look(look.name)
         more = {"facecolors": look.colour, "zorder": zorder, "gid": gid, "label": name}
-        # Boxes only a pixel high are not smoothed, because soft edges would blur the rows.
-        plain = {"linewidths": 0, "antialiaseds": points[~wide] >= 1, **more}
-        textured = {"edgecolors": look.ink, "hatch": look.hatch or None, "linewidths": look.edge}
-        # drawn separately, because a hatch takes the colour of the edge
-        white = {"edgecolors": style.GROUND, "linewidths": 0.6, "zorder": zorder + 0.1}
-        kinds: list[tuple[Ints, dict[str, Any]]] = [
-            (wide, more | textured),
-            (~wide, plain),
-            (wide & outlined, {"facecolors": "none", **white}),
-        ]
-        for some, looks in kinds:
+
+        def add(some: Ints, **looks: Any) -> None:
             if some.any():
                 self.ax.add_collection(PolyCollection(corners[some], **looks), autolim=False)
+
+        add(wide, edgecolors=look.ink, hatch=look.hatch or None, linewidths=look.edge, **more)
+        # Boxes only a pixel high are not smoothed, because soft edges would blur the rows.
+        add(~wide, linewidths=0, antialiaseds=points[~wide] >= 1, **more)
+        # drawn separately, because a hatch takes the colour of the edge
+        white = {"edgecolors": style.GROUND, "linewidths": 0.6, "zorder": zorder + 0.1}
+        add(wide & outlined, facecolors="none", **white)
 
     def draw_each(
         self, looks: Mapping[Any, Look], gid: str, look: Ints, *columns: Ints | int, **more: Any
@@ -220,26 +215,25 @@ class RankRows:
         if style.is_compact() and any(room[bar] < len(widest[bar][-1]) * largest for bar in widest):
             largest = min(LEAST_SIZE, largest)
         x, y = (start + end) / 2, self.middle(rank, lane) + height * (1 - low - high) / 2
-        written = []
+        is_written = False
         for bar, words in widest.items():
             text = next((text for text in words if len(text) * largest <= room[bar]), words[-1])
             size = min(largest, room[bar] / max(len(text), 1))
             if size >= LEAST_SIZE:
-                written.append(
-                    self.ax.text(
-                        x[bar],
-                        y[bar],
-                        text.strip(),
-                        ha="center",
-                        va="center_baseline",
-                        fontsize=size,
-                        color=readable_ink(colour(bar)),
-                        zorder=7,
-                        clip_on=True,
-                        bbox={"boxstyle": "square,pad=0.1", "fc": colour(bar), "ec": "none"},
-                    )
+                is_written = True
+                self.ax.text(
+                    x[bar],
+                    y[bar],
+                    text.strip(),
+                    ha="center",
+                    va="center_baseline",
+                    fontsize=size,
+                    color=readable_ink(colour(bar)),
+                    zorder=7,
+                    clip_on=True,
+                    bbox={"boxstyle": "square,pad=0.1", "fc": colour(bar), "ec": "none"},
                 )
-        return bool(written)
+        return is_written
 
 
 def looks_of(bars: Bars) -> dict[int, Look]:

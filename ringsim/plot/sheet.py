@@ -7,19 +7,17 @@ the text around them, so each picture is drawn first, and then moved to make roo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ringsim.errors import ArgumentError, say
 from ringsim.plot import style
 from ringsim.plot.themes import themed_svg
 from ringsim.traces.display import Images
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 LEAST_INCHES = 0.4  # the least size of a picture without its text
 PAD_INCHES = 0.1  # the margin around a picture and its text

@@ -17,7 +17,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
+
+from matplotlib.axes import Axes
 
 from ringsim.errors import ArgumentError
 from ringsim.plot import sheet, style
@@ -40,9 +42,6 @@ from ringsim.simulator.schedules import ScheduleRun, simulate_schedule
 from ringsim.traces.display import Style
 from ringsim.traces.steps import StageActions, measure_peaks
 from ringsim.traces.units import count
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 ROW_INCHES = 0.38
 HEADING_INCHES = 0.45

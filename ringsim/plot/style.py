@@ -19,12 +19,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.sax.saxutils import escape
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.collections import Collection, PolyCollection
 from matplotlib.colors import rgb_to_hsv, to_hex, to_rgb, to_rgba_array
 from matplotlib.figure import Figure
@@ -35,12 +37,9 @@ from matplotlib.transforms import ScaledTranslation
 
 from ringsim.errors import ArgumentError, say
 from ringsim.provenance import describe_replay, footer
+from ringsim.traces.documents import JsonObject
 from ringsim.traces.looks import LOOKS, contrast, read_table, readable_ink
 from ringsim.traces.units import capitalise
-
-if TYPE_CHECKING:
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
 
 GROUND = LOOKS["ground"].light
 INK = LOOKS["ink"].light
@@ -142,9 +141,7 @@ def drawing(layout: str = "page", *, users: bool = False) -> Iterator[None]:
     }
     token = _layout.set(layout)
     try:
-        with mpl.style.context(
-            {**settings, **(COMPACT if is_compact() else {})}, after_reset=not users
-        ):
+        with mpl.style.context(settings | (COMPACT if is_compact() else {}), after_reset=not users):
             yield
     finally:
         _layout.reset(token)
@@ -202,7 +199,7 @@ def tint(part: Figure | Axes, theme: str | None) -> None:
     artists += filter(None, (note.arrow_patch for note in part.findobj(Annotation)))
     for artist in artists:
         patch = artist.get_bbox_patch() if isinstance(artist, Text) else None
-        tinted: Any = patch or artist  # the ink of a text on a bar depends on the bar
+        tinted = patch or artist  # the ink of a text on a bar depends on the bar
         looks = {name: plt.getp(tinted, name) for name in COLOURS if hasattr(tinted, f"get_{name}")}
         # all at once, because a marker may take the line's colour
         tinted.set(**{name: turn(one) for name, one in looks.items() if str(one) != "none"})
@@ -330,7 +327,7 @@ def dress(
     subtitle: str = "",
     notes: Sequence[str] = (),
     *,
-    metadata: dict[str, Any],
+    metadata: JsonObject,
     columns: int = 4,
 ) -> None:
     """Adds the text around a picture.
@@ -421,7 +418,7 @@ def _add_legend(
     shift = ScaledTranslation(offset[0] / 72, offset[1] / 72, ax.figure.dpi_scale_trans)
 
     def write(some: Sequence[Artist], number: int) -> tuple[float, float]:
-        legend: Any = ax.legend(
+        legend = ax.legend(
             handles=list(some),
             loc="upper left",
             ncols=number,

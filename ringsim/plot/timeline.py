@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Unpack
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from ringsim.diagnose.snapshot import reopen
 from ringsim.plot import sheet, style
@@ -39,7 +40,6 @@ from ringsim.traces.display import Images, Style
 from ringsim.traces.events import (
     COLLECTIVE,
     ERROR,
-    MARK,
     NONE,
     OP_NAMES,
     SEND,
@@ -49,11 +49,7 @@ from ringsim.traces.events import (
 from ringsim.traces.looks import LOOKS, find_meanings
 from ringsim.traces.steps import count_steps
 from ringsim.traces.units import count, span_text, time_text
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from ringsim.traces.value import Trace
+from ringsim.traces.value import Trace
 
 MOST_STRIPES = 64  # with more rows, there are no stripes behind them
 MOST_MARK_NAMES = 100
@@ -121,7 +117,7 @@ def plot_timeline(
         trace = replace(
             trace,
             events=unalign(trace.events, trace.metadata.get("clocks", [])),
-            metadata={key: value for key, value in trace.metadata.items() if key != "clocks"},
+            metadata=trace.metadata | {"clocks": []},
         )
     return sheet.show([timeline_picture(trace, step, with_curve=ax is None)], ax, **look)
 
@@ -155,10 +151,9 @@ def timeline_picture(
     """
     trace = replace(trace, events=reopen(trace.events, trace.metadata))
     events = trace.events
-    is_operation = (events.kind != SPAN) & (events.kind != MARK)
     is_stuck = (events.wait_ns != NONE) & (events.done_ns == NONE) | (events.status == ERROR)
     if step is not None or not (
-        draw_under or (is_operation & is_stuck).any() or not count_steps(events)
+        draw_under or (events.communicates & is_stuck).any() or not count_steps(events)
     ):
         return step_picture(picture_step(trace, step), with_curve=with_curve)
     row = 0.62 + 0.22 * (events.kind == SPAN).any() + 0.14 * events.program_marks.any()
@@ -171,7 +166,7 @@ def timeline_picture(
 
 
 def _draw(trace: Trace, ax: Axes, draw_under: Callable[[Axes, TimeAxis], None] | None) -> None:
-    axis, bars = fit_axis(trace), make_bars(trace)
+    events, axis, bars = trace.events, fit_axis(trace), make_bars(trace)
     rows = _lay_out(trace, bars, axis, ax)
     slot_ns = max(axis.last_ns - axis.first_ns, 1) / (SLOTS if rows.ranks == 1 else MERGED_SLOTS)
     short = (bars.end_ns - bars.start_ns < slot_ns) | (rows.ranks > 1)
@@ -199,17 +194,21 @@ def _draw(trace: Trace, ax: Axes, draw_under: Callable[[Axes, TimeAxis], None] |
     elif short.any():
         pixel = f"a pixel ({time_text(slot_ns)})" if slot_ns >= 1 else "a pixel"
         notes.append(
-            f"Bars shorter than {pixel} are merged ({short.sum():,} of {len(bars):,}); their "
+            f"Bars shorter than {pixel} are merged ({short.sum():,} of {len(bars.rank):,}); their "
             "height is their share of the time."
         )
-    arrived = (trace.events.done_ns[trace.messages.recv] != NONE).sum()
+    arrived = (events.done_ns[trace.messages.recv] != NONE).sum()
     if arrived < len(trace.messages):
         notes.append(f"No arrow: {count(len(trace.messages) - arrived, 'message')} never arrived.")
     if arrows < arrived:
         notes.append(
             f"Arrows show {arrows:,} of {count(arrived, 'message')}, spread evenly over time."
         )
-    _explain(rows.ax, trace, bars)
+    if len(bars.labels) > MOST_SPAN_NAMES:
+        more = len(bars.labels) - MOST_SPAN_NAMES
+        style.entry(ax, f"and {more} more span names", linestyle="none")
+    if (events.microbatch[events.kind == SPAN] != NONE).any() and not style.is_compact():
+        explain_numbers(ax)
     if trace.recorded is not None and rows.ranks == 1:
         draw_recorded(rows, trace.recorded, axis)
     if draw_under is not None:
@@ -319,8 +318,7 @@ def _message(trace: Trace, bars: Bars) -> tuple[str, str]:
             f"first: rank {events.rank[index]} in {OP_NAMES[events.op[index]]}{partner}",
         )
     length = time_text(trace.makespan_s * 1e9)
-    operations = (events.kind != SPAN) & (events.kind != MARK)
-    if not operations.any():
+    if not events.communicates.any():
         return f"{ranks} ran for {length} without a message", ""
     if trace.makespan_s == 0:
         return f"{ranks}, {count(len(trace.messages), 'message')}, and no time passed", ""
@@ -404,7 +402,7 @@ def _draw_arrows(rows: RankRows, trace: Trace, send_lane: int, axis: TimeAxis) -
     head = COMPACT_HEAD_POINTS if style.is_compact() else HEAD_POINTS
     for some, colour, zorder, gid, label in looks:
         if some.any():
-            line: Any = {"linewidth": 1, "marker": ">", "markersize": 5, "markevery": [1]}
+            line = {"linewidth": 1, "marker": ">", "markersize": 5, "markevery": [1]}
             style.entry(rows.ax, label, color=colour, **line)
             rows.ax.quiver(
                 x[some], y[some], (to_x - x)[some], (to_y - y)[some], angles="xy", scale_units="xy",
@@ -413,13 +411,3 @@ def _draw_arrows(rows: RankRows, trace: Trace, send_lane: int, axis: TimeAxis) -
                 color=colour, zorder=zorder, gid=gid,
             )  # fmt: skip
     return len(chosen)
-
-
-def _explain(ax: Axes, trace: Trace, bars: Bars) -> None:
-    """Adds numbers and further names to the legend."""
-    events = trace.events
-    if len(bars.labels) > MOST_SPAN_NAMES:
-        more = len(bars.labels) - MOST_SPAN_NAMES
-        style.entry(ax, f"and {more} more span names", linestyle="none")
-    if (events.microbatch[events.kind == SPAN] != NONE).any() and not style.is_compact():
-        explain_numbers(ax)

@@ -9,18 +9,12 @@ The result includes groups without messages, and messages on groups outside the 
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from ringsim.traces.events import COLLECTIVE, NONE, OK, SEND
-
-if TYPE_CHECKING:
-    from ringsim.traces.value import Trace
-
-# at most nine digits, because users choose names, and int() refuses thousands of digits
-RING_NAME = re.compile(r"ring:(\d{1,9})>(\d{1,9})")
+from ringsim.traces.events import COLLECTIVE, NONE, OK, SEND, find_ring
+from ringsim.traces.value import Trace
 
 
 class TrafficEdge(NamedTuple):
@@ -89,14 +83,16 @@ def count_traffic(trace: Trace) -> Traffic:
         >>> count_traffic(Trace(make_events(send, tables), {"world_size": 2})).edges
         [TrafficEdge(src=0, dst=1, group='ring:0>1', lane='forward', messages=2, size_bytes=16)]
     """
-    events, messages, ring = trace.events, trace.messages, _find_ring(trace)
+    events, messages = trace.events, trace.messages
+    listed = trace.metadata.get("ring_groups", [])
+    names = [name for name, _ in listed] or [group.name for group in events.tables.groups]
+    ring = find_ring(names, trace.world_size)
     sends = events.kind == SEND
     sent = sends & (events.status == OK)
     sent[messages.send[events.status[messages.recv] == OK]] = True
     done = np.flatnonzero(sent & (events.peer >= 0))
     keys = np.stack([events.rank[done], events.peer[done], events.group[done]])
-    found, which = np.unique(keys, axis=1, return_inverse=True)
-    numbers = np.bincount(which, minlength=found.shape[1])
+    found, which, numbers = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
     totals = np.zeros(found.shape[1], dtype=np.int64)
     np.add.at(totals, which, np.maximum(events.size_bytes[done], 0))
     edges = []
@@ -107,18 +103,3 @@ def count_traffic(trace: Trace) -> Traffic:
         edges.append(TrafficEdge(src, dst, name, lane, number, total))
     collectives = int((events.kind == COLLECTIVE).sum())
     return Traffic(trace, ring, edges, int((sends & ~sent).sum()), collectives)
-
-
-def _find_ring(trace: Trace) -> dict[str, tuple[int, int]]:
-    """Returns each ring group's predecessor and successor, keyed by the group's name.
-
-    Torch sorts a group's ranks, so only the name shows the direction.
-    """
-    listed: list[Any] = trace.metadata.get("ring_groups", [])
-    names = [name for name, _ in listed] or [group.name for group in trace.events.tables.groups]
-    ring = {}
-    for match in filter(None, map(RING_NAME.fullmatch, names)):
-        pred, succ = int(match[1]), int(match[2])
-        if pred != succ and max(pred, succ) < trace.world_size:
-            ring[match[0]] = pred, succ
-    return ring

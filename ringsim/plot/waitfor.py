@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.patches import Circle, FancyArrowPatch
 from matplotlib.text import Text
 
@@ -22,15 +23,12 @@ from ringsim.plot.sheet import Picture
 from ringsim.plot.timeline import timeline_picture
 from ringsim.schedules.engine import Cycle
 from ringsim.traces.display import Images, Style
-from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, Tables, make_events
+from ringsim.traces.events import COLLECTIVE, NO_EVENTS, NONE, OP_CODES, Tables, make_events
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, kind_text
 from ringsim.traces.looks import LOOKS
 from ringsim.traces.run_parts import join_events
 from ringsim.traces.units import capitalise, count
 from ringsim.traces.value import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 MOST_RANKS = 12  # the most nodes; of more ranks, the most important are drawn
 MOST_LABELS = 8
@@ -62,7 +60,7 @@ COVERED = 0.15
 
 _RUNNING = (LOOKS["running"].name, style.GROUND, LOOKS["running"].light, "solid")
 # for each state: the text next to the rank, the fill, the outline, and the dashes
-_LOOKS: dict[str, tuple[str, str, str, Any]] = {
+_LOOKS: dict[str, Any] = {
     "blocked": ("", style.GROUND, LOOKS["stuck"].light, "solid"),
     "exited": (LOOKS["exited"].name, LOOKS["exited"].light, style.MUTED, (0, (2, 2))),
     "failed": ("failed", style.INK, style.INK, "solid"),
@@ -112,9 +110,12 @@ def diagnose_cycle(cycle: Cycle) -> Diagnosis:
         for rank, peer, label in zip(ranks, ranks[1:] + ranks[:1], cycle.labels, strict=True)
     )
     finding = Finding("deadlock", ranks, (), cycle.message)
-    origin = {"source": "simulated", "backend": f"virtual clock, {cycle.semantics}"}
-    trace = Trace(make_events({"rank": [], "op": []}), {"world_size": cycle.num_ranks, **origin})
-    return Diagnosis((finding,), cycle.num_ranks, edges, trace=trace)
+    about = {
+        "world_size": cycle.num_ranks,
+        "source": "simulated",
+        "backend": f"virtual clock, {cycle.semantics}",
+    }
+    return Diagnosis((finding,), cycle.num_ranks, edges, trace=Trace(NO_EVENTS, about))
 
 
 def waitfor_images(diagnosis: Diagnosis) -> Images:
@@ -237,7 +238,7 @@ def _draw_edges(
         pairs.setdefault((edge.rank, edge.peer), []).append(edge)
     points = radius / style.per_point(ax)
     paths, labels = [], []
-    look: dict[str, Any]
+    look: Any
     for (rank, peer), waits in pairs.items():
         start, end = at[rank], at[peer]
         label, look = "waits for", {"color": style.MUTED, "linewidth": 1.2, "linestyle": DASHED}

@@ -441,7 +441,7 @@ def _find_baselines(trace: Trace, num_steps: int) -> tuple[float | None, float |
         tuple(actions.list_actions(rank) for rank in ranks),
     )
     seconds = np.nan_to_num(find_asked(events))
-    asked_s = np.zeros(len(actions))
+    asked_s = np.zeros(len(actions.rank))
     for rank in ranks:
         own, mine = actions.rank == rank, (events.rank == rank) & (seconds > 0)
         until_s = np.concatenate([[0.0], np.cumsum(seconds[mine])])

@@ -23,8 +23,8 @@ import numpy as np
 from ringsim.compute_costs import read_label
 from ringsim.errors import escape
 from ringsim.prediction.calibration import join_columns
-from ringsim.traces.events import CALLS, MARK, NONE, OP_NAMES, SPAN, Events, Ints
-from ringsim.traces.matching import number_places, number_rows, wait_for_last
+from ringsim.traces.events import CALLS, MARK, NONE, OP_NAMES, SPAN, Events, Ints, number_places
+from ringsim.traces.matching import number_rows, wait_for_last
 from ringsim.traces.steps import count_steps, is_step
 from ringsim.traces.units import span_text, time_text
 from ringsim.traces.value import Trace

@@ -55,12 +55,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from ringsim.errors import escape
+from ringsim.errors import escape_line
 from ringsim.link import Link, fit_link
 from ringsim.traces.display import Bundle, Images, Style, bundle
 from ringsim.traces.documents import (
     OBJECT,
     Forms,
+    JsonObject,
+    StrPath,
     are_all,
     check_metadata,
     parse_json,
@@ -73,8 +75,6 @@ from ringsim.traces.events import Ints, readable
 from ringsim.traces.units import bytes_text, time_text
 
 if TYPE_CHECKING:
-    from os import PathLike
-
     import pandas as pd
     from matplotlib.axes import Axes
 
@@ -141,7 +141,7 @@ class Bandwidths:
     """
 
     columns: Mapping[str, Ints]
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: JsonObject = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Returns the number of rows."""
@@ -161,11 +161,7 @@ class Bandwidths:
         """
         found = {}
         columns = self.columns
-        usable = (
-            np.isfinite(columns["latency_us"])
-            & (columns["latency_us"] > 0)
-            & ~np.isin(columns["backend"], CEILINGS)
-        )
+        usable = (columns["latency_us"] > 0) & ~np.isin(columns["backend"], CEILINGS)
         for key in self.series():
             mine = usable & self.where(*key)
             if len(np.unique(columns["size_bytes"][mine])) >= 2:
@@ -203,7 +199,7 @@ class Bandwidths:
             }
         )
 
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Saves the table as a JSON file, completely or not at all.
 
         Read the file with ``ringsim.traces.bandwidths.load``.
@@ -272,20 +268,9 @@ class Bandwidths:
             f"{'pattern':11} {'backend':8} {'edge':>6} {'size':>9}"
             + "".join(map("{:>{}}".format, header, (11, 11, 11, 9, 9, 7)))
         ]
-        names = (
-            "pattern",
-            "backend",
-            "src",
-            "dst",
-            "size_bytes",
-            "latency_us",
-            "p10_latency_us",
-            "p90_latency_us",
-        )
-        rest = ("algbw_gb_per_s", "busbw_gb_per_s", "n")
-        for row in zip(*(self.columns[name].tolist() for name in (*names, *rest)), strict=True):
-            pattern, backend, src, dst, size, *times, algbw, busbw, n = row
-            texts = " ".join(f"{_time(one):>10}" for one in times)
+        for row in zip(*(self.columns[name].tolist() for name in COLUMNS), strict=True):
+            pattern, src, dst, size, latency, algbw, busbw, p10, p90, _, _, n, backend, _ = row
+            texts = " ".join(f"{_time(one):>10}" for one in (latency, p10, p90))
             lines.append(
                 f"{pattern:11} {backend:8} {_edge(src, dst):>6} {bytes_text(size):>9} {texts} "
                 f"{_rate(algbw):>8} {_rate(busbw):>8} {n:>6}"
@@ -294,7 +279,7 @@ class Bandwidths:
         for (pattern, backend, src, dst), link in self.fits.items():
             lines.append(f"fit {pattern} {backend} {_edge(src, dst)}: {_fit_text(link)}")
         lines += [f"path {edge}: {path}" for edge, path in self.metadata.get("paths", {}).items()]
-        lines += [f"note: {escape(note, lines=False)}" for note in self.metadata.get("notes", ())]
+        lines += [f"note: {escape_line(note)}" for note in self.metadata.get("notes", ())]
         return "\n".join(lines)
 
     def __eq__(self, other: object) -> bool:
@@ -310,7 +295,7 @@ class Bandwidths:
 
     __hash__ = None  # type: ignore[assignment]  # compared by content, which is mutable
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
+    def _repr_mimebundle_(self, **_: Any) -> Bundle:
         """Returns the chart and the table for Jupyter to show."""
         return bundle(repr(self), self.describe(), self._draw)
 
@@ -320,7 +305,7 @@ class Bandwidths:
         return bandwidth_images(self)
 
 
-def make_bandwidths(rows: Iterable[Mapping[str, Any]], metadata: dict[str, Any]) -> Bandwidths:
+def make_bandwidths(rows: Iterable[Mapping[str, Any]], metadata: JsonObject) -> Bandwidths:
     """Creates a table from rows.
 
     Args:
@@ -356,15 +341,11 @@ def make_bandwidths(rows: Iterable[Mapping[str, Any]], metadata: dict[str, Any])
             row[name] if dtype == "U" or name == "size_bytes" else row.get(name, math.nan)
             for row in full
         ]
-        columns[name] = (
-            np.array(values, dtype=object).astype(dtype)
-            if values
-            else np.zeros(0, dtype="U1" if dtype == "U" else dtype)
-        )
+        columns[name] = np.array(values, dtype=object).astype(dtype)
     return Bandwidths(columns, metadata)
 
 
-def load(path: str | PathLike[str]) -> Bandwidths:
+def load(path: StrPath) -> Bandwidths:
     """Reads a table written by ``Bandwidths.save``.
 
     Args:
@@ -415,14 +396,12 @@ def _read_columns(value: Any) -> dict[str, Ints]:
         ):
             raise ValueError(f"the column {name} has values of the wrong type")
         given = [math.nan if one is None else readable(one) for one in entries]
-        columns[name] = np.array(given, dtype=dtype if given or dtype != "U" else "U1")
+        columns[name] = np.array(given, dtype=dtype)
     if len({len(column) for column in columns.values()}) != 1:
         raise ValueError("the columns have different lengths")
     if not set(columns["kind"].tolist()) <= set(KINDS):
         raise ValueError(f"a row has a kind other than {', '.join(KINDS)}")
-    limits: dict[str, tuple[float, float]] = {
-        name: (SMALLEST, LARGEST) for name, dtype in COLUMNS.items() if dtype == "<f8"
-    }
+    limits = {name: (SMALLEST, LARGEST) for name, dtype in COLUMNS.items() if dtype == "<f8"}
     limits |= {"size_bytes": (0, MOST_BYTES), "n": (0, math.inf)}
     for name, (low, high) in limits.items():
         known = columns[name][columns[name] != 0]
@@ -462,6 +441,7 @@ LEAST_MISS = 0.25  # as a share of the measured time
 LEAST_SCATTERS = 3.0
 
 Floats = npt.NDArray[np.float64]
+Numbers = Sequence[float] | npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -480,11 +460,11 @@ class Regime:
 
 
 def find_regimes(
-    sizes_bytes: Sequence[float] | npt.NDArray[Any],
-    times_s: Sequence[float] | npt.NDArray[Any],
+    sizes_bytes: Numbers,
+    times_s: Numbers,
     *,
-    p10_s: Sequence[float] | npt.NDArray[Any] | None = None,
-    p90_s: Sequence[float] | npt.NDArray[Any] | None = None,
+    p10_s: Numbers | None = None,
+    p90_s: Numbers | None = None,
 ) -> list[Regime]:
     """Splits measured times into regimes at breaks, which the module docstring defines.
 
@@ -507,12 +487,11 @@ def find_regimes(
         ... ]
         [(1024, 16384, 20), (32768, 524288, 120)]
     """
-    sizes, times = np.asarray(sizes_bytes, dtype=np.float64), np.asarray(times_s, dtype=np.float64)
-    low = times if p10_s is None else np.asarray(p10_s, dtype=np.float64)
-    high = times if p90_s is None else np.asarray(p90_s, dtype=np.float64)
+    low, high = (times_s if each is None else each for each in (p10_s, p90_s))
+    points = np.array([sizes_bytes, times_s, low, high], dtype=np.float64)
+    sizes, times = points[:2]
     if not len(sizes):
         return []
-    points = np.stack([sizes, times, low, high])
     marks = [0, *_breaks(points), len(sizes)]
     # If there are three regimes, the first break to be found may be a compromise that no longer
     # holds once the neighbouring breaks are known.
@@ -563,14 +542,9 @@ def _jump(points: Floats, at: int) -> float | None:
         # A line that may start below 0 can follow a change of slope; for scattered times, a line
         # that may not is necessary.
         link = fit_link(sizes[side], times[side])
-        for line in (
-            _line(sizes[side], times[side]),
-            np.array([link.alpha_s, link.beta_s_per_byte]),
-        ):
-            own, miss = (
-                _misses(line, sizes[side], times[side]),
-                _misses(line, sizes[beyond], times[beyond]),
-            )
+        for line in (_line(sizes[side], times[side]), (link.alpha_s, link.beta_s_per_byte)):
+            misses = (line[0] + line[1] * sizes) / times - 1  # positive if the line is too high
+            own, miss = misses[side], misses[beyond]
             explained = max(LEAST_MISS, LEAST_SCATTERS * float(np.sqrt(np.mean(own**2))))
             if abs(miss) <= explained or low[beyond] <= (1 + miss) * times[beyond] <= high[beyond]:
                 return None
@@ -578,8 +552,8 @@ def _jump(points: Floats, at: int) -> float | None:
     return left
 
 
-def _line(sizes: Floats, times: Floats) -> Floats:
-    """Returns the line with the smallest relative errors.
+def _line(sizes: Floats, times: Floats) -> tuple[float, float]:
+    """Returns the alpha and beta of the line with the smallest relative errors.
 
     Unlike the line from ``fit_link``, this line may start below 0, as it must after a change of
     slope.
@@ -588,9 +562,4 @@ def _line(sizes: Floats, times: Floats) -> Floats:
     found, _, _, _ = np.linalg.lstsq(
         np.stack([1 / times, sizes / scale / times], axis=1), np.ones(len(sizes)), rcond=None
     )
-    return np.array([found[0], found[1] / scale])
-
-
-def _misses(line: Floats, sizes: Any, times: Any) -> Any:
-    """Returns the line's relative error at each size, positive if the line is too high."""
-    return (line[0] + line[1] * sizes) / times - 1
+    return found[0], found[1] / scale

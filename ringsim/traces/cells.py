@@ -13,7 +13,7 @@ from ringsim.traces.events import CALLS, Events
 
 def in_notebook() -> bool:
     """Returns whether this process is a Jupyter kernel."""
-    return hasattr(_shell(), "kernel")
+    return hasattr(find_shell(), "kernel")
 
 
 def name_cells(filenames: Iterable[str]) -> dict[str, str]:
@@ -21,16 +21,23 @@ def name_cells(filenames: Iterable[str]) -> dict[str, str]:
 
     The result looks like ``{"/tmp/...": "Cell In[5]"}``.
     """
-    compiler: Any = getattr(_shell(), "compile", None)
+    compiler: Any = getattr(find_shell(), "compile", None)
     if not hasattr(compiler, "format_code_name"):
         return {}
-    pieces = (name.rpartition(CALLS) for name in filenames)
-    found = {
-        name: compiler.format_code_name(name)
-        for caller, _, file in pieces
-        for name in (caller.rpartition(":")[0], file)
-    }
+    found = {name: compiler.format_code_name(name) for name in list_files(filenames)}
     return {filename: " ".join(label) for filename, label in found.items() if label is not None}
+
+
+def list_files(files: Iterable[str]) -> list[str]:
+    """Returns the single files in a trace's table of files.
+
+    Example:
+        >>> list_files(["train.py", "train.py:40 > messages.py"])
+        ['train.py', 'messages.py']
+    """
+    pieces = (name.rpartition(CALLS) for name in files)
+    found = (one for caller, _, file in pieces for one in (caller.rpartition(":")[0], file))
+    return list(filter(None, dict.fromkeys(found)))
 
 
 def rename_file(name: str, cells: Mapping[str, str]) -> str:
@@ -75,6 +82,7 @@ def rename_places(text: str, names: Mapping[str, str]) -> str:
     return text
 
 
-def _shell() -> Any:
+def find_shell() -> Any:
+    """Returns the running IPython shell, or None."""
     ipython = sys.modules.get("IPython")
     return ipython.get_ipython() if ipython is not None else None

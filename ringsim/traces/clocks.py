@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringsim.traces.documents import are_all
+from ringsim.traces.documents import JsonObject, are_all
 from ringsim.traces.events import NONE, Events, Ints
 
 DRIFT_PPM = 100.0  # two quartz crystals of 50 ppm each
@@ -39,6 +39,7 @@ TIMES = ("post_ns", "wait_ns", "done_ns")
 REFERENCE, STORE, KERNELS, UNKNOWN = "reference", "store", "kernels", "not compared"
 
 Sample = Sequence[int]  # time_ns, offset_ns, uncertainty_ns
+Clocks = Sequence[Mapping[str, Any]]  # the form of metadata["clocks"]
 
 
 class RunClock(NamedTuple):
@@ -65,9 +66,7 @@ class RunClock(NamedTuple):
     how: str
 
 
-def list_clocks(
-    events: Events, entries: Sequence[Mapping[str, Any]], hosts: Sequence[str]
-) -> list[RunClock]:
+def list_clocks(events: Events, entries: Clocks, hosts: Sequence[str]) -> list[RunClock]:
     """Returns the clocks of a run; see ``Trace.clocks``."""
     raw = unalign(events, entries)
     clocks = []
@@ -98,9 +97,7 @@ def list_clocks(
 # -- the comparisons that the ranks recorded
 
 
-def find_clocks(
-    metas: Mapping[int, Mapping[str, Any]], start_ns: int, how: str = STORE
-) -> list[dict[str, Any]]:
+def find_clocks(metas: Mapping[int, JsonObject], start_ns: int) -> Clocks:
     """Returns the entries in ``metadata["clocks"]``, or an empty list if there is only one clock.
 
     Args:
@@ -110,7 +107,6 @@ def find_clocks(
             on the rank's own clock, the offset to add, and the width of the interval that contains
             the offset, in ns.
         start_ns: the time on the ranks' clocks from which the times of events count.
-        how: how the clocks were compared.
 
     Example:
         >>> metas = {
@@ -143,7 +139,7 @@ def find_clocks(
     entries = [
         {
             "ranks": ranks[name],
-            "how": UNKNOWN if name not in number_of else how if number_of[name] else REFERENCE,
+            "how": UNKNOWN if name not in number_of else STORE if number_of[name] else REFERENCE,
             "samples": found[number_of.get(name, 0)],
         }
         for name in ranks
@@ -152,18 +148,18 @@ def find_clocks(
 
 
 def _compare(
-    meta: Mapping[str, Any], start_ns: int, found: Mapping[int, list[list[int]]]
+    meta: JsonObject, start_ns: int, found: Mapping[int, list[list[int]]]
 ) -> list[list[int]]:
     """Returns a clock's comparisons with the reference clock.
 
     They are computed from its comparisons with clocks whose own offsets are known.
     """
     samples: list[list[int]] = []
-    said = [value for key, value in meta.items() if key.startswith("clock ")]
     good = [
         one
-        for one in said
-        if are_all(one, int)
+        for key, one in meta.items()
+        if key.startswith("clock ")
+        and are_all(one, int)
         and len(one) == 4
         and all(abs(number) < 2**61 for number in one)
         and one[3] >= 0
@@ -171,11 +167,11 @@ def _compare(
     for asked, time_ns, offset_ns, apart_ns in sorted(good, key=lambda one: one[1]):
         if asked in found:
             at_ns = np.array([time_ns + offset_ns - start_ns])
-            more = (
-                int(shift_ns(found[asked], at_ns)[0]),
-                0 if asked == 0 else int(uncertainty_ns(found[asked], at_ns)[0]),
-            )
-            sample = [time_ns - start_ns, offset_ns + more[0], -(-apart_ns // 2) + more[1]]
+            shift = int(shift_ns(found[asked], at_ns)[0])
+            about_ns = -(-apart_ns // 2)
+            if asked != 0:
+                about_ns += int(uncertainty_ns(found[asked], at_ns)[0])
+            sample = [time_ns - start_ns, offset_ns + shift, about_ns]
             if not samples or sample[0] - samples[-1][0] >= CLOSE_NS:
                 samples.append(sample)
             else:
@@ -227,7 +223,7 @@ def are_clocks(value: Any) -> bool:
         ):
             return False
         if any(
-            2 * abs(after[1] - one[1]) > after[0] - one[0] or after[0] == one[0]
+            after[0] - one[0] < max(2 * abs(after[1] - one[1]), 1)
             for one, after in pairwise(samples)
         ):
             return False
@@ -280,17 +276,17 @@ def uncertainty_ns(samples: Sequence[Sample], times: Ints) -> Ints:
     return bound
 
 
-def align(events: Events, clocks: Sequence[Mapping[str, Any]]) -> Events:
+def align(events: Events, clocks: Clocks) -> Events:
     """Returns the events with each clock's times converted to the reference clock."""
     return _shift(events, clocks, shift_ns)
 
 
-def unalign(events: Events, clocks: Sequence[Mapping[str, Any]]) -> Events:
+def unalign(events: Events, clocks: Clocks) -> Events:
     """Returns the events with the times that each clock showed; the inverse of ``align``."""
     return _shift(events, clocks, _shift_back)
 
 
-def reference_ns(clocks: Sequence[Mapping[str, Any]], rank: int, time_ns: int) -> int:
+def reference_ns(clocks: Clocks, rank: int, time_ns: int) -> int:
     """Returns a rank's time converted to rank 0's clock."""
     samples = next((entry["samples"] for entry in clocks if rank in entry["ranks"]), [[0, 0, 0]])
     return time_ns + int(shift_ns(samples, np.array([time_ns]))[0])
@@ -306,7 +302,7 @@ def _shift_back(samples: Sequence[Sample], times: Ints) -> Ints:
     return np.asarray(shown - times)
 
 
-def _shift(events: Events, clocks: Sequence[Mapping[str, Any]], find: Any) -> Events:
+def _shift(events: Events, clocks: Clocks, find: Any) -> Events:
     if not clocks:
         return events
     columns = {name: getattr(events, name).copy() for name in TIMES}
@@ -315,15 +311,11 @@ def _shift(events: Events, clocks: Sequence[Mapping[str, Any]], find: Any) -> Ev
             first, last = np.searchsorted(events.rank, [rank, rank + 1])
             for values in columns.values():
                 mine = values[first:last]
-                values[first:last] = np.where(
-                    mine == NONE, NONE, mine + find(entry["samples"], mine)
-                )
+                mine += np.where(mine == NONE, 0, find(entry["samples"], mine))
     return replace(events, **columns)
 
 
-def align_run(
-    events: Events, clocks: Sequence[Mapping[str, Any]], start_ns: int | None
-) -> tuple[Events, list[dict[str, Any]], int]:
+def align_run(events: Events, clocks: Clocks, start_ns: int | None) -> tuple[Events, Clocks, int]:
     """Aligns the events of a newly read run, and shifts their times to count from the run's start.
 
     Args:
@@ -345,8 +337,8 @@ def align_run(
 
 
 def find_start(
-    firsts: Mapping[int, int], clocks: Sequence[Mapping[str, Any]], start_ns: int | None
-) -> tuple[int, list[dict[str, Any]], int]:
+    firsts: Mapping[int, int], clocks: Clocks, start_ns: int | None
+) -> tuple[int, Clocks, int]:
     """Finds the time from which a run's times count; see ``align_run``.
 
     Args:

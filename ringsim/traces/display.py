@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
-import sys
 from collections.abc import Callable
 from html import escape
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Literal, NamedTuple, TypedDict
 
-Bundle = tuple[dict[str, Any], dict[str, Any]]  # data and metadata, as Jupyter expects them
+from ringsim.traces.cells import find_shell
+from ringsim.traces.documents import JsonObject
+
+Bundle = tuple[JsonObject, JsonObject]  # data and metadata, as Jupyter expects them
 
 
 class Style(TypedDict, total=False):
@@ -83,6 +85,5 @@ def shows_images() -> bool:
 
     IPython in a terminal also requests a bundle, but discards the picture.
     """
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
+    shell = find_shell()
     return shell is None or list(shell.display_formatter.active_types) != ["text/plain"]

@@ -11,14 +11,16 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from ringsim.errors import RingError, TraceFileError
 
+T = TypeVar("T")
+StrPath = str | os.PathLike[str]
+JsonObject = dict[str, Any]  # plain data for JSON
 
-def write_whole(
-    path: str | os.PathLike[str], write: Callable[[BinaryIO], Any], what: str = "a trace"
-) -> None:
+
+def write_whole(path: StrPath, write: Callable[[BinaryIO], T], what: str = "a trace") -> T:
     """Writes a file under a temporary name in the same directory, then renames the file.
 
     Readers never see an incomplete file, and a failure leaves the old file unchanged.
@@ -27,6 +29,9 @@ def write_whole(
         path: the file to write; an existing file, or the target of a symbolic link, is replaced.
         write: the function that writes the content to the open file.
         what: the name of the file's kind in the error message.
+
+    Returns:
+        The result of ``write``.
 
     Raises:
         TraceFileError: the file cannot be written.
@@ -48,12 +53,13 @@ def write_whole(
         temporary = os.path.join(os.path.dirname(target), f".ringsim-{secrets.token_hex(6)}.tmp")
         try:
             with open(temporary, "xb") as file:
-                write(file)
+                result = write(file)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, target)
+            return result
         except BaseException:
-            if os.path.exists(temporary):
+            with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
             raise
     except OSError as error:
@@ -88,7 +94,7 @@ def check_metadata(metadata: Any, forms: Forms) -> None:
 
 
 @contextlib.contextmanager
-def saving(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
+def saving(what: str, path: StrPath) -> Iterator[None]:
     """Raises TraceFileError if the block tries to save data that JSON cannot represent.
 
     Within this block, a writer makes the same checks as a reader, so that it never writes an
@@ -116,7 +122,7 @@ def parse_json(data: bytes) -> Any:
     return json.loads(data.decode("utf-8"), parse_constant=refuse)
 
 
-def open_file(path: str | os.PathLike[str], what: str) -> BinaryIO:
+def open_file(path: StrPath, what: str) -> BinaryIO:
     """Opens a file for reading.
 
     Raises TraceFileError if the file cannot be opened. The message calls the file ``what``.
@@ -130,7 +136,7 @@ def open_file(path: str | os.PathLike[str], what: str) -> BinaryIO:
         ) from error
 
 
-def read_file(path: str | os.PathLike[str], what: str, most: int) -> bytes:
+def read_file(path: StrPath, what: str, most: int) -> bytes:
     """Returns a file's content.
 
     Raises TraceFileError if the file cannot be read or has more than ``most`` bytes. The message
@@ -162,7 +168,7 @@ DAMAGE = (
 
 
 @contextlib.contextmanager
-def reading(what: str, path: str | os.PathLike[str], remedy: str) -> Iterator[None]:
+def reading(what: str, path: StrPath, remedy: str) -> Iterator[None]:
     """Converts errors caused by damaged data within the block to TraceFileError.
 
     Example:

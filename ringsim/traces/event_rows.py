@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from ringsim.traces.clocks import TIMES
+from ringsim.traces.documents import JsonObject
 from ringsim.traces.events import (
     COLUMN_DTYPES,
+    DEFAULTS,
     NONE,
-    OK,
     OP_CODES,
     Events,
     Tables,
@@ -19,10 +21,8 @@ from ringsim.traces.events import (
     write_tables,
 )
 from ringsim.traces.files import check_run
+from ringsim.traces.parts import TABLE_OF
 from ringsim.traces.value import Trace
-
-_NAMED = ("group", "payload", "label", "file")  # in the order of Tables
-_DEFAULTS = dict.fromkeys(COLUMN_DTYPES, NONE) | {"thread": 0, "status": OK}
 
 
 class EventRows:
@@ -40,7 +40,7 @@ class EventRows:
 
     def __init__(self) -> None:
         self._rows: list[dict[str, int]] = []
-        self._numbers: dict[str, dict[Any, int]] = {name: {} for name in _NAMED}
+        self._numbers: dict[str, dict[Any, int]] = {name: {} for name in TABLE_OF}
 
     def add(self, rank: int, op: str, post_ns: int, **columns: Any) -> None:
         """Adds one event; ``op`` is torch's name for the operation.
@@ -53,14 +53,14 @@ class EventRows:
         for name, value in columns.items():
             if value is None:
                 continue
-            if name in _NAMED:
+            if name in TABLE_OF:
                 numbers = self._numbers[name]
                 row[name] = numbers.setdefault(value, len(numbers))
             else:
                 row[name] = value
         self._rows.append(row)
 
-    def trace(self, metadata: dict[str, Any]) -> Trace:
+    def trace(self, metadata: JsonObject) -> Trace:
         """Returns a trace with each rank's events in posting order; the earliest event is at 0.
 
         Raises ValueError if the events cannot belong to one run.
@@ -70,9 +70,9 @@ class EventRows:
         counts: Counter[int] = Counter()
         rows = []
         for row in ordered:
-            known = _DEFAULTS | row | {"seq": counts[row["rank"]]}
+            known = DEFAULTS | row | {"seq": counts[row["rank"]]}
             counts[row["rank"]] += 1
-            for name in ("post_ns", "wait_ns", "done_ns"):
+            for name in TIMES:
                 if name == "post_ns" or known[name] != NONE:
                     known[name] -= first
             rows.append([known[name] for name in COLUMN_DTYPES])
@@ -81,25 +81,6 @@ class EventRows:
         events = whole_rows(rows, names)
         check_run(events, metadata)
         return Trace(events, metadata)
-
-
-def _columns_of(columns: dict[str, list[int]]) -> dict[str, Any]:
-    """Converts columns to numpy arrays with the dtypes of ``Events``.
-
-    Raises ValueError if a number does not fit its dtype.
-    """
-    arrays = {}
-    for name, values in columns.items():
-        limits = np.iinfo(COLUMN_DTYPES[name])
-        if any(type(value) is not int for value in values):
-            raise ValueError(f"the column {name} contains a value that is not a whole number")
-        if values and not (limits.min <= min(values) and max(values) <= limits.max):
-            raise ValueError(
-                f"the column {name} contains a number outside the range {limits.min} to "
-                f"{limits.max}"
-            )
-        arrays[name] = np.array(values, dtype=COLUMN_DTYPES[name])
-    return arrays
 
 
 def whole_rows(rows: list[Any], tables: Tables) -> Events:
@@ -112,4 +93,13 @@ def whole_rows(rows: list[Any], tables: Tables) -> Events:
     # by rank, then in posting order
     ordered = sorted(rows, key=lambda row: (row[0], row[2]))
     columns = {name: [row[place] for row in ordered] for place, name in enumerate(COLUMN_DTYPES)}
-    return make_events(_columns_of(columns), tables)
+    for name, values in columns.items():
+        limits = np.iinfo(COLUMN_DTYPES[name])
+        if any(type(value) is not int for value in values):
+            raise ValueError(f"the column {name} contains a value that is not a whole number")
+        if values and not (limits.min <= min(values) and max(values) <= limits.max):
+            raise ValueError(
+                f"the column {name} contains a number outside the range {limits.min} to "
+                f"{limits.max}"
+            )
+    return make_events(columns, tables)

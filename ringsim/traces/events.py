@@ -25,14 +25,15 @@ is one of ``ringsim.traces.findings.KINDS``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ringsim.errors import escape
+from ringsim.errors import escape, escape_line
+from ringsim.traces.documents import JsonObject
 
 IN_FLIGHT = 1
 OK = 2
@@ -158,6 +159,27 @@ class Tables(NamedTuple):
     files: tuple[str, ...] = ()
 
 
+# at most nine digits, because users choose names, and int() refuses thousands of digits
+_RING_NAME = re.compile(r"ring:(\d{1,9})>(\d{1,9})")
+
+
+def find_ring(names: Iterable[str], world_size: int) -> dict[str, tuple[int, int]]:
+    """Returns the predecessor and successor of each ring group among the groups with these names.
+
+    Torch sorts a group's ranks, so only the name shows the direction.
+
+    Example:
+        >>> find_ring(["world", "ring:1>0"], 2)
+        {'ring:1>0': (1, 0)}
+    """
+    ring = {}
+    for match in filter(None, map(_RING_NAME.fullmatch, names)):
+        pred, succ = int(match[1]), int(match[2])
+        if pred != succ and max(pred, succ) < world_size:
+            ring[match[0]] = pred, succ
+    return ring
+
+
 Ints = npt.NDArray[Any]
 
 
@@ -207,6 +229,16 @@ class Events:
         )
         return sizes[self.payload]  # -1 selects the last entry, which is NONE
 
+    @property
+    def communicates(self) -> Ints:
+        """A mask of the sends, recvs and collectives."""
+        return self.kind <= COLLECTIVE
+
+    @property
+    def last_ns(self) -> Ints:
+        """The last recorded time of each event (int64)."""
+        return np.maximum(np.maximum(self.post_ns, self.wait_ns), self.done_ns)
+
     def spans(self, named: Callable[[str], bool]) -> Ints:
         """Returns a mask of the spans whose names satisfy ``named``."""
         labels = [number for number, label in enumerate(self.tables.labels) if named(label)]
@@ -238,9 +270,7 @@ class Events:
 
     def select(self, where: Ints) -> Events:
         """Returns the events selected by ``where`` (a mask or indices), with the same tables."""
-        return Events(
-            **{name: getattr(self, name)[where] for name in COLUMN_DTYPES}, tables=self.tables
-        )
+        return replace(self, **{name: getattr(self, name)[where] for name in COLUMN_DTYPES})
 
 
 COLUMN_DTYPES: dict[str, str] = {
@@ -249,6 +279,7 @@ COLUMN_DTYPES: dict[str, str] = {
 COLUMN_DTYPES.update(
     dict.fromkeys(("seq", "post_ns", "wait_ns", "done_ns"), "<i8"), op="<u2", status="<u1"
 )
+DEFAULTS = dict.fromkeys(COLUMN_DTYPES, NONE) | {"thread": 0, "status": OK}
 
 
 def make_events(columns: dict[str, Any], tables: Tables = Tables()) -> Events:
@@ -269,16 +300,30 @@ def make_events(columns: dict[str, Any], tables: Tables = Tables()) -> Events:
         >>> len(events), [KIND_NAMES[kind] for kind in events.kind]
         (2, ['send', 'recv'])
     """
-    count = len(columns["rank"])
     full: dict[str, Ints] = {}
     for name, dtype in COLUMN_DTYPES.items():
-        default = OK if name == "status" else 0 if name == "thread" else NONE
-        full[name] = np.full(count, columns.get(name, default), dtype=dtype)
+        value = columns.get(name, DEFAULTS[name])
+        full[name] = np.full(len(columns["rank"]), value, dtype=dtype)
     if "seq" not in columns:
-        order = np.argsort(full["rank"], kind="stable")
-        starts = np.searchsorted(full["rank"][order], full["rank"][order])
-        full["seq"][order] = np.arange(count) - starts
+        full["seq"] = number_places(full["rank"])
     return Events(**full, tables=tables)
+
+
+def number_places(key: Ints) -> Ints:
+    """Numbers the occurrences of each key from 0, in order of appearance (int64).
+
+    Example:
+        >>> number_places(np.array([7, 7, 4, 7])).tolist()
+        [0, 1, 0, 2]
+    """
+    order = np.argsort(key, kind="stable")
+    ordered = key[order]
+    places = np.empty(len(key), dtype=np.int64)
+    places[order] = np.arange(len(key)) - np.searchsorted(ordered, ordered)
+    return places
+
+
+NO_EVENTS = make_events({"rank": [], "op": []})
 
 
 def concatenate(parts: Sequence[Events]) -> Events:
@@ -302,7 +347,7 @@ def concatenate(parts: Sequence[Events]) -> Events:
 _INT64_MAX = 2**63 - 1
 
 
-def write_tables(tables: Tables) -> dict[str, Any]:
+def write_tables(tables: Tables) -> JsonObject:
     """Returns the tables as plain data for JSON.
 
     Example:
@@ -314,13 +359,13 @@ def write_tables(tables: Tables) -> dict[str, Any]:
     """
     return {
         "groups": list(map(write_group, tables.groups)),
-        "payloads": [write_payload(payload) for payload in tables.payloads],
+        "payloads": list(map(write_payload, tables.payloads)),
         "labels": list(tables.labels),
         "files": list(tables.files),
     }
 
 
-def write_payload(payload: Payload) -> dict[str, Any]:
+def write_payload(payload: Payload) -> JsonObject:
     """Returns a payload as plain data for JSON, omitting optional entries that are empty."""
     entry = {"dtype": payload.dtype, "shape": list(payload.shape), "size_bytes": payload.size_bytes}
     return entry | {
@@ -349,7 +394,7 @@ def read_tables(value: Any) -> Tables:
     )
 
 
-def write_group(group: Group) -> dict[str, Any]:
+def write_group(group: Group) -> JsonObject:
     """Returns a group as plain data for JSON, omitting ``world`` if it is 0."""
     world = {"world": group.world} if group.world else {}
     return {"name": group.name, "ranks": list(group.ranks), **world}
@@ -429,7 +474,7 @@ def read_word(value: Any) -> str:
     """
     if not isinstance(value, str):
         raise ValueError("a name is not a string")
-    return escape(value, lines=False)
+    return escape_line(value)
 
 
 def _naturals(value: Any, what: str) -> tuple[int, ...]:

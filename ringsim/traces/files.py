@@ -28,6 +28,7 @@ import struct
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -39,6 +40,8 @@ from ringsim.traces.clocks import align, are_clocks, unalign
 from ringsim.traces.documents import (
     DAMAGE,
     Forms,
+    JsonObject,
+    StrPath,
     are_all,
     check_metadata,
     open_file,
@@ -52,6 +55,7 @@ from ringsim.traces.events import (
     COLUMN_DTYPES,
     ERROR,
     IN_FLIGHT,
+    NO_EVENTS,
     NONE,
     OPS,
     Events,
@@ -64,14 +68,12 @@ from ringsim.traces.events import (
     write_tables,
 )
 from ringsim.traces.filtering import choose, part_of_file
-from ringsim.traces.parts import FILE_NAME, PartReader
+from ringsim.traces.parts import FILE_NAME, TABLE_OF, PartReader
 from ringsim.traces.run_parts import read_run
 from ringsim.traces.sources import check_sources
-from ringsim.traces.value import Trace
+from ringsim.traces.value import Trace, part_of
 
 if TYPE_CHECKING:
-    from os import PathLike
-
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -99,7 +101,7 @@ _SPANNED = ("rank", "post_ns")  # each row group stores these columns' minimum a
 _TIMES = ("seq", "post_ns", "wait_ns", "done_ns")
 
 
-def save(trace: Trace, path: str | PathLike[str], *, source: bool = False) -> None:
+def save(trace: Trace, path: StrPath, *, source: bool = False) -> None:
     """Saves a trace to a single file, completely or not at all.
 
     Saving the same trace again writes the same bytes. Results and output are not saved.
@@ -133,8 +135,8 @@ def save(trace: Trace, path: str | PathLike[str], *, source: bool = False) -> No
 
 def save_pieces(
     pieces: Iterable[Events],
-    metadata: Mapping[str, Any],
-    path: str | PathLike[str],
+    metadata: JsonObject,
+    path: StrPath,
     sources: Mapping[str, str] | None = None,
 ) -> int:
     """Writes a run piece by piece, with only one piece in memory at a time.
@@ -151,36 +153,49 @@ def save_pieces(
     Raises:
         TraceFileError: see ``save``.
     """
-    counts = [0]
     more = {"sources": sources} if sources else {}
     with saving("a trace", path):
-        write_whole(path, lambda file: counts.append(_write_run(file, pieces, metadata, more)))
-    return counts[-1]
+        return write_whole(path, lambda file: _write_run(file, pieces, metadata, more))
 
 
 def _write_run(
     file: BinaryIO,
     pieces: Iterable[Events],
-    metadata: Mapping[str, Any],
-    more: Mapping[str, Any],
+    metadata: JsonObject,
+    more: JsonObject,
 ) -> int:
     with tempfile.TemporaryFile(dir=os.path.dirname(file.name)) as rows:
         count, tables = _write_events(rows, pieces, metadata)
         _check_density(count, length := rows.tell())
-        meta = _pack_meta(count, tables, metadata, more)
-        if length + len(meta) > MAX_FILE_BYTES - 2 * _MAX_DIRECTORY_BYTES:
+        meta = {
+            "format": FORMAT,
+            "needs": NEEDS,
+            "events": count,
+            "tables": write_tables(tables),
+            "metadata": metadata,
+            **more,
+        }
+        packed = json.dumps(meta, allow_nan=False, separators=(",", ":")).encode("ascii")
+        if len(packed) > MAX_META_BYTES:
+            raise ValueError(
+                f"its names and metadata take up {len(packed)} bytes, more than {MAX_META_BYTES}"
+            )
+        if length + len(packed) > MAX_FILE_BYTES - 2 * _MAX_DIRECTORY_BYTES:
             raise TraceFileError(
                 f"the trace does not fit into a trace file of at most {MAX_FILE_BYTES} bytes. "
                 "Save only part of the run, such as trace.filter(ranks=0)."
             )
         rows.seek(0)
-        _write_zip(file, {META: io.BytesIO(meta), EVENTS: rows})
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            for name, data in ((META, io.BytesIO(packed)), (EVENTS, rows)):
+                entry = zipfile.ZipInfo(name)  # always dated 1980, so that bytes are reproducible
+                entry.external_attr = 0o644 << 16
+                with archive.open(entry, "w") as member:
+                    shutil.copyfileobj(data, member, 1 << 20)
     return count
 
 
-def load(
-    path: str | PathLike[str], *, ranks: Numbers | None = None, between_s: Stretch | None = None
-) -> Trace:
+def load(path: StrPath, *, ranks: Numbers | None = None, between_s: Stretch | None = None) -> Trace:
     """Reads a trace file or part of the run that it contains; see ``ringsim.load``."""
     name = os.fsdecode(path).rstrip(os.sep)
     name = name.removesuffix(".parts") if os.path.isdir(name) else name
@@ -198,7 +213,7 @@ def load(
     return trace.filter(ranks=ranks, between_s=between_s)
 
 
-def merge(directories: Sequence[str | PathLike[str]]) -> Trace:
+def merge(directories: Sequence[StrPath]) -> Trace:
     """Joins parts of the same run from several directories into one trace.
 
     Use this function if some hosts' parts did not reach rank 0 and you copied them yourself.
@@ -285,12 +300,12 @@ def _load(path: str, ranks: Numbers | None, between_s: Stretch | None) -> Trace:
             else _Section(file, archive.getinfo(EVENTS))
         )
         with _open_events(rows, meta) as parquet:
+            groups = list(map(parquet.metadata.row_group, range(parquet.num_row_groups)))
             wanted = [
                 number
-                for number, spans in enumerate(_spans(parquet))
-                if is_whole or spans is None or _is_wanted(*spans, chosen, last_ns)
+                for number, group in enumerate(groups)
+                if is_whole or _may_hold(group, chosen, last_ns)
             ]
-            groups = map(parquet.metadata.row_group, range(parquet.num_row_groups))
             starts = np.cumsum([0, *(group.num_rows for group in groups)])
             events = align(_read_rows(parquet, read_tables(meta.get("tables")), wanted), clocks)
         if "part" in metadata and not is_whole:  # the indices count all events in the file
@@ -299,11 +314,11 @@ def _load(path: str, ranks: Numbers | None, between_s: Stretch | None) -> Trace:
             metadata["part"]["apart"] = np.flatnonzero(read).tolist()
         check_run(events, metadata)
         trace = Trace(events, metadata, sources=check_sources(meta.get("sources", {})))
-        all_read = len(wanted) == len(starts) - 1
+        all_read = len(wanted) == len(groups)
         return part_of_file(trace, chosen, ranks, between_s, all_read=all_read)
 
 
-def read_by_rank(path: str | PathLike[str]) -> Iterator[Trace]:
+def read_by_rank(path: StrPath) -> Iterator[Trace]:
     """Yields a run in rank order, in pieces of a few whole ranks each.
 
     Each piece is a trace with the run's metadata; the last piece may be empty. At most one row
@@ -321,10 +336,8 @@ def read_by_rank(path: str | PathLike[str]) -> Iterator[Trace]:
         with archive.open(EVENTS) as member:
             while member.read(1 << 20):  # raises if the checksum is wrong
                 pass
-        tables, apart = (
-            read_tables(meta.get("tables")),
-            np.array(metadata["part"]["apart"] if "part" in metadata else [], dtype=np.int64),
-        )
+        tables, part = read_tables(meta.get("tables")), part_of(metadata)
+        apart = np.array(part["apart"], dtype=np.int64)
         with _open_events(_Section(file, archive.getinfo(EVENTS)), meta) as parquet:
             if len(apart) and not 0 <= apart.min() <= apart.max() < parquet.metadata.num_rows:
                 raise ValueError("an event in part.apart does not exist")
@@ -335,11 +348,9 @@ def read_by_rank(path: str | PathLike[str]) -> Iterator[Trace]:
             for events in _whole_ranks(groups, tables):
                 mine = apart[(apart >= first) & (apart < first + len(events))] - first
                 first += len(events)
-                about = metadata | (
-                    {"part": {**metadata["part"], "apart": mine.tolist()}}
-                    if "part" in metadata
-                    else {}
-                )
+                about = metadata.copy()
+                if "part" in metadata:
+                    about["part"] = {**part, "apart": mine.tolist()}
                 check_run(events, about)
                 if len(events):
                     if events.rank[0] <= last_rank:
@@ -352,7 +363,7 @@ def read_by_rank(path: str | PathLike[str]) -> Iterator[Trace]:
 
 def _whole_ranks(groups: Iterable[Events], tables: Tables) -> Iterator[Events]:
     """Yields the events in row groups, regrouped so that no rank is split."""
-    kept = [make_events({"rank": [], "op": []}, tables)]
+    kept = [replace(NO_EVENTS, tables=tables)]
     for events in groups:
         # the last rank of this group may continue in the next
         begins = int(np.searchsorted(events.rank, events.rank[-1])) if len(events) else 0
@@ -372,22 +383,21 @@ def _opened(path: str) -> Iterator[tuple[BinaryIO, zipfile.ZipFile]]:
             yield file, archive
 
 
-def _read_meta(archive: zipfile.ZipFile, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def _read_meta(archive: zipfile.ZipFile, path: str) -> tuple[JsonObject, JsonObject]:
     """Returns the content of ``meta.json`` and the trace's metadata within it."""
-    meta: Any = parse_json(archive.read(META))
-    _check_format(meta, path)
-    metadata: Any = readable(meta.get("metadata"))
+    meta = parse_json(archive.read(META))
+    number = meta.get("format") if isinstance(meta, dict) else None
+    if type(number) is not int or number < 1:
+        raise ValueError(f"{META} does not specify a format")
+    if number > FORMAT:
+        needs = str(meta.get("needs"))[:40]
+        raise TraceFileError(
+            f"cannot read {path}: it has format {number}, and ringsim {__version__} reads formats "
+            f"up to {FORMAT}. Install ringsim {needs!r} or later: pip install --upgrade ringsim."
+        )
+    metadata = readable(meta.get("metadata"))
     check_metadata(metadata, _FORMS)
     return meta, metadata
-
-
-def _write_zip(file: BinaryIO, members: Mapping[str, BinaryIO]) -> None:
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        for name, data in members.items():
-            entry = zipfile.ZipInfo(name)  # always dated 1980, so that the bytes are reproducible
-            entry.external_attr = 0o644 << 16
-            with archive.open(entry, "w") as member:
-                shutil.copyfileobj(data, member, 1 << 20)
 
 
 def _open_zip(file: BinaryIO) -> zipfile.ZipFile:
@@ -410,7 +420,7 @@ def _open_zip(file: BinaryIO) -> zipfile.ZipFile:
         raise ValueError("it is not a zip archive with two members, or it is truncated")
     archive = zipfile.ZipFile(file)
     members = {member.filename: member for member in archive.infolist()}
-    if sorted(members) != sorted((META, EVENTS)):
+    if members.keys() != {META, EVENTS}:
         raise ValueError(f"its members are not {META} and {EVENTS}")
     for member in members.values():
         if (
@@ -433,21 +443,14 @@ class _Section(io.RawIOBase):
     def __init__(self, file: BinaryIO, member: zipfile.ZipInfo) -> None:
         file.seek(member.header_offset)
         name_bytes, extra_bytes = struct.unpack("<26x2H", file.read(30))
-        self._file, self._start, self._length = (
-            file,
-            member.header_offset + 30 + name_bytes + extra_bytes,
-            member.file_size,
-        )
-        self._at = 0
+        self._start = member.header_offset + 30 + name_bytes + extra_bytes
+        self._file, self._length, self._at = file, member.file_size, 0
 
     def readable(self) -> bool:
         return True
 
     def seekable(self) -> bool:
         return True
-
-    def tell(self) -> int:
-        return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         self._at = (
@@ -463,39 +466,8 @@ class _Section(io.RawIOBase):
         return data
 
 
-def _pack_meta(
-    count: int, tables: Tables, metadata: Mapping[str, Any], more: Mapping[str, Any]
-) -> bytes:
-    meta = {
-        "format": FORMAT,
-        "needs": NEEDS,
-        "events": count,
-        "tables": write_tables(tables),
-        "metadata": metadata,
-        **more,
-    }
-    packed = json.dumps(meta, allow_nan=False, separators=(",", ":")).encode("ascii")
-    if len(packed) > MAX_META_BYTES:
-        raise ValueError(
-            f"its names and metadata take up {len(packed)} bytes, more than {MAX_META_BYTES}"
-        )
-    return packed
-
-
-def _check_format(meta: Any, path: str) -> None:
-    number = meta.get("format") if isinstance(meta, dict) else None
-    if type(number) is not int or number < 1:
-        raise ValueError(f"{META} does not specify a format")
-    if number > FORMAT:
-        needs = str(meta.get("needs"))[:40]
-        raise TraceFileError(
-            f"cannot read {path}: it has format {number}, and ringsim {__version__} reads formats "
-            f"up to {FORMAT}. Install ringsim {needs!r} or later: pip install --upgrade ringsim."
-        )
-
-
 def _write_events(
-    sink: BinaryIO, pieces: Iterable[Events], metadata: Mapping[str, Any]
+    sink: BinaryIO, pieces: Iterable[Events], metadata: JsonObject
 ) -> tuple[int, Tables]:
     """Writes ``events.parquet``; each row group is written as soon as it is full.
 
@@ -505,7 +477,7 @@ def _write_events(
     import pyarrow.parquet as pq
 
     schema, tables, count = _schema(), Tables(), 0
-    waiting = _make_table(make_events({"rank": [], "op": []}), schema)
+    waiting = _make_table(NO_EVENTS, schema)
     with pq.ParquetWriter(
         sink,
         schema,
@@ -544,7 +516,7 @@ def _make_table(events: Events, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _open_events(source: Any, meta: dict[str, Any]) -> pq.ParquetFile:
+def _open_events(source: Any, meta: JsonObject) -> pq.ParquetFile:
     """Opens ``events.parquet`` and checks its columns and number of rows.
 
     Both this function and ``_read_rows`` read the file in the calling thread. Arrow's own threads
@@ -567,39 +539,26 @@ def _open_events(source: Any, meta: dict[str, Any]) -> pq.ParquetFile:
     return file
 
 
-def _read_rows(
-    parquet: pq.ParquetFile, tables: Tables, groups: Sequence[int] | None = None
-) -> Events:
-    """Reads the given row groups, or all of them."""
-    table = parquet.read_row_groups(
-        range(parquet.num_row_groups) if groups is None else groups, use_threads=False
-    )
+def _read_rows(parquet: pq.ParquetFile, tables: Tables, groups: Sequence[int]) -> Events:
+    """Reads the given row groups."""
+    table = parquet.read_row_groups(groups, use_threads=False)
     columns = {name: _to_numpy(table.column(name), dtype) for name, dtype in COLUMN_DTYPES.items()}
     if any(len(column) != table.num_rows for column in columns.values()):
         raise ValueError(f"the columns of {EVENTS} have different lengths")
     return make_events(columns, tables)
 
 
-def _spans(parquet: pq.ParquetFile) -> Iterator[tuple[int, int, int] | None]:
-    """Yields the first rank, the last rank and the first post time (in ns) of each row group.
+def _may_hold(group: Any, chosen: Sequence[int], last_ns: float) -> bool:
+    """Returns whether a row group may hold an event that these ranks posted by ``last_ns``.
 
-    Yields None for a group that lacks these statistics.
+    ``chosen`` must be sorted. A group without statistics may hold any event.
     """
-    rank, post = (list(COLUMN_DTYPES).index(name) for name in _SPANNED)
-    for number in range(parquet.num_row_groups):
-        group = parquet.metadata.row_group(number)
-        ranks, times = group.column(rank).statistics, group.column(post).statistics
-        known = ranks is not None and times is not None and ranks.has_min_max and times.has_min_max
-        yield (ranks.min, ranks.max, times.min) if known else None
-
-
-def _is_wanted(first: int, last: int, post_ns: int, ranks: Sequence[int], last_ns: float) -> bool:
-    """Returns whether a row group may contain an event that these ranks posted by ``last_ns``.
-
-    ``ranks`` must be sorted.
-    """
-    at = bisect.bisect_left(ranks, first)
-    return at < len(ranks) and ranks[at] <= last and post_ns <= last_ns
+    columns = (group.column(list(COLUMN_DTYPES).index(name)) for name in _SPANNED)
+    ranks, times = (column.statistics for column in columns)
+    if ranks is None or times is None or not (ranks.has_min_max and times.has_min_max):
+        return True
+    at = bisect.bisect_left(chosen, ranks.min)
+    return at < len(chosen) and chosen[at] <= ranks.max and times.min <= last_ns
 
 
 def _check_density(count: int, length: int) -> None:
@@ -679,16 +638,15 @@ def check_run(events: Events, metadata: Any) -> None:
     size = metadata.get("world_size", MAX_RANKS)
     tables, largest = events.tables, np.iinfo(np.int64).max
     ranges = {
-        "rank": (0, size - 1), "thread": (0, largest), "seq": (0, largest), "op": (0, len(OPS) - 1),
+        **dict.fromkeys(("thread", "seq", "post_ns"), (0, largest)),
+        **dict.fromkeys(("line", "stage", "microbatch", "wait_ns", "done_ns"), (NONE, largest)),
+        **{name: (NONE, len(table) - 1) for name, table in zip(TABLE_OF, tables, strict=True)},
+        "rank": (0, size - 1),
         "peer": (ANY_SOURCE, size - 1),
-        "group": (NONE, len(tables.groups) - 1), "payload": (NONE, len(tables.payloads) - 1),
-        "label": (NONE, len(tables.labels) - 1),
-        "file": (NONE, len(tables.files) - 1), "line": (NONE, largest), "stage": (NONE, largest),
-        "microbatch": (NONE, largest),
-        "post_ns": (0, largest), "wait_ns": (NONE, largest), "done_ns": (NONE, largest),
+        "op": (0, len(OPS) - 1),
         "status": (IN_FLIGHT, ERROR),
-    }  # fmt: skip
-    apart = metadata["part"]["apart"] if "part" in metadata else ()
+    }
+    apart = part_of(metadata)["apart"]
     if any(type(place) is not int or not 0 <= place < len(events) for place in apart):
         raise ValueError("an event in part.apart does not exist")
     if len(events) == 0:

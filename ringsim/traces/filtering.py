@@ -11,20 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 
 from ringsim.errors import ArgumentError, read_whole, say
-from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, OP_NAMES, RECV, SEND, Events, Ints
+from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, OP_NAMES, RECV, SEND, Ints
 from ringsim.traces.matching import CollectiveCalls, refused
 from ringsim.traces.steps import count_steps, number_steps
-from ringsim.traces.value import Trace
+from ringsim.traces.value import Trace, part_of
 
-if TYPE_CHECKING:
-    Numbers = SupportsIndex | Iterable[SupportsIndex]
-    Names = str | Iterable[str]
-    Stretch = tuple[float, float]
+Numbers = SupportsIndex | Iterable[SupportsIndex]
+Names = str | Iterable[str]
+Stretch = tuple[float, float]
 
 _SAID = 8  # how many numbers or names to list before "and n more"
 
@@ -45,7 +44,11 @@ def filter_trace(
         kept &= np.isin(events.rank, chosen)
         said.append(_say("ranks", chosen))
     if between_s is not None:
-        kept &= _overlaps(events, between_s)
+        begin_s, end_s = _read_stretch(between_s)
+        # an operation that is not done lasts until the end of the run
+        is_open = (events.done_ns == NONE) & (events.op != OP_CODES["mark"])
+        kept &= is_open | (events.last_ns >= begin_s * 1e9)
+        kept &= events.post_ns <= end_s * 1e9
         said.append(f"from {between_s[0]} s to {between_s[1]} s")
     if ops is not None:
         names = _read_names("ops", ops, OP_NAMES, [OP_NAMES[code] for code in np.unique(events.op)])
@@ -95,58 +98,42 @@ def part_of_file(
         return trace.filter(ranks=ranks, between_s=between_s)
     events = trace.events
     mine = np.isin(events.rank, chosen)
-    whole = np.array(
-        [set(group.ranks).issubset(chosen) for group in events.tables.groups], dtype=bool
-    )
+    groups = (set(group.ranks) for group in events.tables.groups)
+    whole = np.array([*(ranks.issubset(chosen) for ranks in groups), True])  # the last: no group
     apart = np.isin(events.kind, (SEND, RECV)) & ~np.isin(events.peer, chosen)
-    apart |= (
-        (events.kind == COLLECTIVE) & (events.group != NONE) & ~np.append(whole, True)[events.group]
-    )
+    apart |= (events.kind == COLLECTIVE) & ~whole[events.group]
     apart &= ~refused(events)
     apart[trace.apart] = True
     read = _make_part(trace, mine, apart, [] if ranks is None else [_say("ranks", chosen)])
     if between_s is None:
         return read
     calls = CollectiveCalls.of(read.events, read.apart)
-    late = np.zeros(len(read.events), dtype=bool)  # whose other side may have been posted later
-    late[read.apart] = late[read.messages.unmatched] = late[
-        calls.event[~calls.complete[calls.call]]
-    ] = True
-    return _make_part(read, np.ones(len(late), dtype=bool), late, []).filter(between_s=between_s)
+    open_calls = calls.event[~calls.complete[calls.call]]
+    # the operations whose other side may have been posted later
+    late = np.concatenate([read.apart, read.messages.unmatched, open_calls])
+    every = np.arange(len(read.events))
+    return _make_part(read, every, np.isin(every, late), []).filter(between_s=between_s)
 
 
 def take(trace: Trace, kept: Ints, said: Sequence[str] = ()) -> Trace:
     """Returns the selected events as a trace that lists the operations that are apart."""
     events, messages = trace.events, trace.messages
-    apart = np.zeros(len(events), dtype=bool)
-    apart[trace.apart] = True
+    apart = np.isin(np.arange(len(events)), trace.apart)
     apart[messages.send] |= ~kept[messages.recv]
     apart[messages.recv] |= ~kept[messages.send]
     calls = CollectiveCalls.of(events, trace.apart)
-    cut = np.zeros(len(calls.last), dtype=bool)
-    cut[calls.call[~kept[calls.event]]] = True
-    apart[calls.event] |= cut[calls.call]
+    apart[calls.event] |= np.isin(calls.call, calls.call[~kept[calls.event]])
     return _make_part(trace, kept, apart, said)
 
 
 def _make_part(trace: Trace, kept: Ints, apart: Ints, said: Sequence[str]) -> Trace:
-    before = trace.metadata["part"]["of"] if "part" in trace.metadata else []
-    part = {"of": [*before, *said], "apart": np.flatnonzero(apart[kept]).tolist()}
+    part = {
+        "of": [*part_of(trace.metadata)["of"], *said],
+        "apart": np.flatnonzero(apart[kept]).tolist(),
+    }
     return replace(
         trace, events=trace.events.select(kept), metadata=trace.metadata | {"part": part}
     )
-
-
-def _overlaps(events: Events, between_s: Stretch) -> Ints:
-    """Returns a mask of the events that overlap a time range.
-
-    An operation that is not done counts as lasting until the end of the run.
-    """
-    begin_s, end_s = _read_stretch(between_s)
-    last_ns = np.maximum(events.post_ns, np.maximum(events.wait_ns, events.done_ns))
-    is_open = (events.done_ns == NONE) & (events.op != OP_CODES["mark"])
-    overlaps: Ints = (events.post_ns <= end_s * 1e9) & (is_open | (last_ns >= begin_s * 1e9))
-    return overlaps
 
 
 def _read_stretch(between_s: Stretch) -> Stretch:

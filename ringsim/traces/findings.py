@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from ringsim.traces.display import Style, image_html, shows_images
+from ringsim.traces.documents import JsonObject
 from ringsim.traces.events import ANY_SOURCE, CALLS, COLLECTIVE, NONE, OP_CODES, OP_KINDS, SEND
-from ringsim.traces.units import time_text
+from ringsim.traces.units import count, time_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,14 +101,8 @@ class Operation:
         The value looks like "ring.py:41", or "train.py:40 > ring.py:5" for a call in a thin
         wrapper.
         """
-        return (
-            (
-                f"{CALLS.join(name.rpartition(os.sep)[2] for name in self.file.split(CALLS))}"
-                f":{self.line}"
-            )
-            if self.file
-            else ""
-        )
+        names = CALLS.join(name.rpartition(os.sep)[2] for name in self.file.split(CALLS))
+        return f"{names}:{self.line}" if self.file else ""
 
     def __str__(self) -> str:
         """Returns a description of the operation."""
@@ -128,13 +123,10 @@ class Operation:
             payload_text(self),
         ]
         if self.dtype and self.size_bytes >= 0 and self.op != "new_group":
-            about.append(f"{self.size_bytes:,} byte{'' if self.size_bytes == 1 else 's'}")
-        about = [piece for piece in about if piece]
-        return (
-            words
-            + (f" ({', '.join(about)})" if about else "")
-            + (f" at {self.place}" if self.place else "")
-        )
+            about.append(count(self.size_bytes, "byte"))
+        if any(about):
+            words += f" ({', '.join(filter(None, about))})"
+        return f"{words} at {self.place}" if self.place else words
 
 
 def payload_text(operation: Operation) -> str:
@@ -302,18 +294,15 @@ class Diagnosis:
 
         return plot_waitfor(self, ax=ax, **look)
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+    def _repr_mimebundle_(self, **_: Any) -> JsonObject:
         """Returns the text and the picture for Jupyter; without matplotlib, only the text."""
-        data: dict[str, Any] = {"text/plain": str(self)}
-        if not shows_images():
-            return data
-        return {
-            **data,
-            "text/html": (
+        data = {"text/plain": str(self)}
+        if shows_images():
+            data["text/html"] = (
                 f'<pre style="white-space: pre-wrap; word-break: normal">{html.escape(str(self))}'
                 f"</pre>{self.picture_html()}"
-            ),
-        }
+            )
+        return data
 
     def picture_html(self) -> str:
         """Returns the picture as an HTML element, or "" if matplotlib is missing."""

@@ -12,9 +12,10 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from zlib import crc32
 
+from ringsim.traces.documents import JsonObject
 from ringsim.traces.units import span_text
 
 
@@ -40,7 +41,7 @@ class Meaning(NamedTuple):
 
 def read_table() -> dict[str, dict[str, dict[str, str]]]:
     """Returns the table: meanings by name, in families such as "computing" and "state"."""
-    table: dict[str, Any] = json.loads((files("ringsim") / "data/looks.json").read_text("utf-8"))
+    table: JsonObject = json.loads((files("ringsim") / "data/looks.json").read_text("utf-8"))
     return table
 
 

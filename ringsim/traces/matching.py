@@ -47,6 +47,7 @@ from ringsim.traces.events import (
     SEND,
     Events,
     Ints,
+    number_places,
 )
 from ringsim.traces.items import Message, as_operation, event_at
 
@@ -212,29 +213,34 @@ def match(events: Events, *, by_tag: bool = True, apart: Ints | Sequence[int] = 
     """
     kind = np.where(refused(events), NONE, events.kind)
     kind[np.asarray(apart, dtype=np.int64)] = NONE
-    sends, recvs = np.flatnonzero(kind == SEND), np.flatnonzero((kind == RECV) & (events.peer >= 0))
-    unknown = np.flatnonzero((kind == RECV) & (events.peer < 0))
-    both = np.concatenate([sends, recvs])
+    alone = (kind == SEND) | (kind == RECV)
+    both = np.flatnonzero((kind == SEND) | (kind == RECV) & (events.peer >= 0))
+    sends = kind[both] == SEND
     channel = number_channels(events, both, by_tag=by_tag)
-    place = np.concatenate(
-        [number_places(channel[: len(sends)]), number_places(channel[len(sends) :])]
-    )
+    place = number_places(2 * channel + sends)
     name = channel * (len(both) + 1) + place  # equal for a send and a recv that match
     _, send_at, recv_at = np.intersect1d(
-        name[: len(sends)], name[len(sends) :], assume_unique=True, return_indices=True
+        name[sends], name[~sends], assume_unique=True, return_indices=True
     )
-    send, recv = sends[send_at], recvs[recv_at]
-    alone = np.concatenate([np.delete(sends, send_at), np.delete(recvs, recv_at), unknown])
+    send, recv = both[sends][send_at], both[~sends][recv_at]
+    alone[send] = alone[recv] = False
 
     by_time = np.lexsort((send, events.post_ns[send]))
     send, recv = send[by_time], recv[by_time]
-    stage = np.where(events.stage[send] != NONE, events.stage[send], events.stage[recv])
-    microbatch = np.where(
-        events.microbatch[send] != NONE, events.microbatch[send], events.microbatch[recv]
+    stage, microbatch = (
+        np.where(column[send] != NONE, column[send], column[recv])
+        for column in (events.stage, events.microbatch)
     )
     sent = events.tag[send], events.group[send], events.payload[send]
     messages = Messages(
-        events.rank[send], events.rank[recv], *sent, stage, microbatch, send, recv, np.sort(alone)
+        events.rank[send],
+        events.rank[recv],
+        *sent,
+        stage,
+        microbatch,
+        send,
+        recv,
+        np.flatnonzero(alone),
     )
     object.__setattr__(messages, "events", events)  # the class is frozen
     return messages
@@ -292,8 +298,7 @@ def _number_values(column: Ints) -> Ints:
             offset = column.astype(np.int64) - least
             found = np.zeros(most - least + 1, dtype=np.int64)
             found[offset] = 1
-            numbers: Ints = (np.cumsum(found) - 1)[offset]
-            return numbers
+            return (np.cumsum(found) - 1)[offset]
     return np.unique(column, return_inverse=True)[1].astype(np.int64)
 
 
@@ -308,26 +313,12 @@ def count_alike(*columns: Ints) -> Iterator[tuple[int, int]]:
     return zip(first.tolist(), times.tolist(), strict=True)
 
 
-def number_places(key: Ints) -> Ints:
-    """Numbers the occurrences of each key from 0, in order of appearance (int64).
-
-    Example:
-        >>> number_places(np.array([7, 7, 4, 7])).tolist()
-        [0, 1, 0, 2]
-    """
-    order = np.argsort(key, kind="stable")
-    ordered = key[order]
-    places = np.empty(len(key), dtype=np.int64)
-    places[order] = np.arange(len(key)) - np.searchsorted(ordered, ordered)
-    return places
-
-
 def refused(events: Events) -> Ints:
     """Returns a mask of the operations that raised an error when they were posted.
 
     These operations never reached the wire, so they match nothing.
     """
-    mask: Ints = (events.kind <= COLLECTIVE) & (events.status == ERROR) & (events.wait_ns == NONE)
+    mask: Ints = events.communicates & (events.status == ERROR) & (events.wait_ns == NONE)
     return mask
 
 
@@ -393,9 +384,7 @@ def split_waits(events: Events, messages: Messages) -> Waits:
     blocked = np.where(
         waited & (events.done_ns != NONE), np.maximum(events.done_ns - events.wait_ns, 0), NONE
     )
-    late_sender = np.zeros(len(events), dtype=np.int64)
-    late_receiver = np.zeros(len(events), dtype=np.int64)
-    transfer = np.zeros(len(events), dtype=np.int64)
+    late_sender, late_receiver, transfer = np.zeros((3, len(events)), dtype=np.int64)
     late_sender[messages.recv] = _late(events, messages.recv, messages.send)
     late_receiver[messages.send] = _late(events, messages.send, messages.recv)
     matched = np.concatenate([messages.send, messages.recv])
@@ -511,14 +500,8 @@ def wait_for_last(events: Events, apart: Ints | Sequence[int] = ()) -> Ints:
         [3, 0]
     """
     calls = CollectiveCalls.of(events, apart)
-    known = (
-        calls.complete[calls.call]
-        & (events.done_ns[calls.event] != NONE)
-        & (events.wait_ns[calls.event] != NONE)
-    )
+    known = calls.complete[calls.call] & (events.done_ns[calls.event] != NONE)
     mine, last = calls.event[known], calls.last[calls.call[known]]
     length = np.zeros(len(events), dtype=np.int64)
-    length[mine] = np.maximum(
-        np.minimum(events.post_ns[last], events.done_ns[mine]) - events.wait_ns[mine], 0
-    )
+    length[mine] = _late(events, mine, last)
     return length

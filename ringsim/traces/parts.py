@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringsim.traces.cells import name_cells, rename_file
+from ringsim.traces.documents import JsonObject
 from ringsim.traces.events import (
     ANY_SOURCE,
     ERROR,
@@ -145,7 +146,7 @@ class PartReader:
         """Resets the reader."""
         self.names: dict[str, dict[int, Any]] = {table: {} for table in TABLE_OF}
         self.fresh: set[int] = set()
-        self.meta: dict[str, Any] = {}
+        self.meta: JsonObject = {}
         self.unreadable = self.messages = self.steps = 0
         self.more = False
         self._step_labels: list[int] = []
@@ -323,7 +324,7 @@ class PartReader:
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 self.unreadable += 1
 
-    def _add_name(self, entry: dict[str, Any]) -> None:
+    def _add_name(self, entry: JsonObject) -> None:
         table, number = entry["table"], entry["id"]
         # the rank assigns numbers in order, one per line
         if type(number) is not int or not 0 <= number < self._names_read:
@@ -391,7 +392,7 @@ def _read_settled(file: int, first: int, count: int) -> Ints:
         os.pread(file, count * RECORD.itemsize, first * RECORD.itemsize) for _ in range(2)
     )
     whole = min(len(status), len(data)) // RECORD.itemsize
-    records: Ints = np.frombuffer(bytearray(data), dtype=RECORD, count=whole)
+    records = np.frombuffer(bytearray(data), dtype=RECORD, count=whole)
     records["status"] = np.frombuffer(status, dtype=RECORD, count=whole)["status"]
     return records
 

@@ -47,6 +47,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from ringsim.traces.documents import JsonObject
 from ringsim.traces.events import (
     ERROR,
     IN_FLIGHT,
@@ -84,6 +85,7 @@ _about = stage_and_microbatch.get
 _label = label_in_force.get
 
 Post = Callable[..., int | None]
+Callback = Callable[[], None]
 _Entry = TypeVar("_Entry")
 
 
@@ -101,11 +103,11 @@ class Hooks(NamedTuple):
             record, or returns False if the handle is unknown.
     """
 
-    undo: Callable[[], None] = lambda: None
-    check_end: Callable[[], None] = lambda: None
-    on_imports: Callable[[], None] = lambda: None
-    on_growth: Callable[[], None] = lambda: None
-    on_reading: Callable[[], None] = lambda: None
+    undo: Callback = lambda: None
+    check_end: Callback = lambda: None
+    on_imports: Callback = lambda: None
+    on_growth: Callback = lambda: None
+    on_reading: Callback = lambda: None
     complete_with: Callable[[Any, int], bool] = lambda _handle, _slot: False
 
 
@@ -173,7 +175,7 @@ class Recorder:
         self.files: dict[int, str] = {}
         self.world = self.users = 0
         self.hooks = Hooks()
-        self.on_failure: Callable[[], None] = lambda: None
+        self.on_failure: Callback = lambda: None
         self.is_settled: Callable[[str], bool] = lambda _group: False
         self._rank = rank
         self._now, self._who = now, who
@@ -413,40 +415,24 @@ class Recorder:
         """Records the end of a span, with the status ERROR if an exception passed through it."""
         self.complete(slot, ERROR if failed else OK)
 
-    def mark(self, name: str) -> None:
-        """Writes a mark at the current time."""
-        self._mark(self.label(name))
-
-    def notice(
-        self,
-        kind: str,
-        text: str,
-        group: int = NONE,
-        peer: int = NONE,
-        tag: int = NONE,
-        payload: int = NONE,
+    def mark(
+        self, name: str, group: int = NONE, peer: int = NONE, tag: int = NONE, payload: int = NONE
     ) -> None:
-        """Records a mistake in the operation that the given numbers describe.
+        """Writes a mark at the current time, which may repeat the numbers of an operation."""
+        slot = self._post_mark(group, peer, tag, payload, self.label(name))
+        if slot is not None:
+            self.complete(slot)
+
+    def notice(self, kind: str, text: str, *operation: int) -> None:
+        """Records a mistake in the operation with the given group, peer, tag and payload.
 
         See ``ringsim.traces.events.word_notice``.
         """
-        self._mark(self.label(word_notice(kind, text)), payload, group, peer, tag)
+        self.mark(word_notice(kind, text), *operation)
 
     def count_bytes(self, sizes: Sequence[int], label: str) -> None:
         """Records how many bytes the rank's tensors have now, by kind; see ``BYTE_KINDS``."""
-        self._mark(self.label(label), self.payload("", sizes, sum(sizes)))
-
-    def _mark(
-        self,
-        label: int,
-        payload: int = NONE,
-        group: int = NONE,
-        peer: int = NONE,
-        tag: int = NONE,
-    ) -> None:
-        slot = self._post_mark(group, peer, tag, payload, label)
-        if slot is not None:
-            self.complete(slot)
+        self.mark(label, payload=self.payload("", sizes, sum(sizes)))
 
     # -- names
 
@@ -487,7 +473,7 @@ class Recorder:
         return self._number("label", name, self.labels, name, {"name": name})
 
     def _number(
-        self, table: str, key: Any, values: dict[int, Any], value: Any, line: dict[str, Any]
+        self, table: str, key: Any, values: dict[int, Any], value: Any, line: JsonObject
     ) -> int:
         numbers = self._numbers[table]
         if key in numbers:
@@ -553,7 +539,7 @@ class Recorder:
         The result is a copied array of ``RECORD``.
         """
         end = self.bookmark()
-        records: Ints = self._store.records[bookmark // _WORDS + 1 : end // _WORDS]
+        records = self._store.records[bookmark // _WORDS + 1 : end // _WORDS]
         mine: Ints = records[(records["status"] != 0) & (records["thread"] == self._who())]
         return mine
 
@@ -567,9 +553,7 @@ class Recorder:
         records = records.compress(wanted if rank is None else wanted & (records["thread"] == rank))
         # take is faster than indexing
         records = records.take(np.argsort(records["thread"], kind="stable"))
-        columns: dict[str, Any] = {
-            name: records[name] for name in RECORD.names or () if name != "thread"
-        }
+        columns = {name: records[name] for name in RECORD.names or () if name != "thread"}
         tables = Tables(
             tuple(group._replace(name=read_word(group.name)) for group in _in_order(self.groups)),
             tuple(_in_order(self.payloads)),

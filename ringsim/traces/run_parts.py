@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from ringsim.errors import TraceFileError, name_ranks
-from ringsim.traces.clocks import UNKNOWN, align_run, count_from, find_clocks, reference_ns
+from ringsim.traces.clocks import UNKNOWN, Clocks, align_run, count_from, find_clocks, reference_ns
+from ringsim.traces.documents import JsonObject
 from ringsim.traces.events import (
-    COLUMN_DTYPES,
+    NO_EVENTS,
     NONE,
     RECORD,
     Events,
@@ -23,6 +24,7 @@ from ringsim.traces.events import (
     Tables,
     concatenate,
     make_events,
+    number_places,
     readable,
 )
 from ringsim.traces.parts import FILE_NAME, TABLE_OF, PartReader
@@ -35,7 +37,7 @@ _LIMITS = {"world_size": range(1, _MAX_RANKS + 1)} | dict.fromkeys(
 )
 
 
-def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
+def read_run(directory: Path) -> tuple[Events, JsonObject]:
     """Reads a whole run: the ranks' parts and the file from the process that started the run.
 
     Args:
@@ -89,7 +91,7 @@ def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
     return events, readable(metadata)
 
 
-def _read_run_file(path: Path) -> dict[str, Any]:
+def _read_run_file(path: Path) -> JsonObject:
     """Returns the metadata that the starting process wrote, without malformed entries."""
     try:
         run = json.loads(path.read_bytes())
@@ -108,7 +110,7 @@ def read_parts(
     start_ns: int | None = None,
     world_size: int | None = None,
     only_rank: int | None = None,
-) -> tuple[Events, dict[str, Any]]:
+) -> tuple[Events, JsonObject]:
     """Reads the parts of all ranks, or of one rank.
 
     The ranks' tables are merged, threads are numbered from 0 within each rank, and times count from
@@ -150,7 +152,7 @@ class Parts:
     ) -> None:
         self._directory = directory
         self.start_ns = 0
-        self.metas: dict[int, dict[str, Any]] = {}
+        self.metas: dict[int, JsonObject] = {}
         self._damaged: set[int] = set()
         with self._told():
             names = [FILE_NAME.fullmatch(entry.name) for entry in directory.iterdir()]
@@ -203,14 +205,10 @@ class Parts:
         self.start_ns = min(starts, default=0)
         return count_from(events, self.start_ns) if self.start_ns else events
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """Returns the metadata from the ranks."""
         ranks, metas = self.metas.items(), self.metas.values()
-        missing = (
-            [rank for rank in range(self.world_size) if rank not in self.metas]
-            if len(metas) < self.world_size
-            else []
-        )
+        missing = [rank for rank in range(self.world_size) if rank not in self.metas]
         stopped = [rank for rank, meta in ranks if meta.get("stopped_at_max")]
         hosts = set(_valid(metas, "host"))
         clocks = find_clocks(self.metas, self.start_ns)
@@ -245,7 +243,7 @@ class Parts:
         }
 
     def _note(
-        self, missing: list[int], stopped: list[int], hosts: int, clocks: list[dict[str, Any]]
+        self, missing: list[int], stopped: list[int], hosts: int, clocks: Clocks
     ) -> list[str]:
         """Returns the ranks' notes along with notes about damaged or missing parts."""
         metas = self.metas.values()
@@ -280,7 +278,7 @@ def make_piece(
 
     ``first`` is the number of the first record. New threads are added to ``threads``.
     """
-    columns: dict[str, Any] = {name: records[name] for name in RECORD.names or ()} | {
+    columns = {name: records[name] for name in RECORD.names or ()} | {
         "rank": np.full(len(records), rank)
     }
     idents, places, numbers = np.unique(records["thread"], return_index=True, return_inverse=True)
@@ -305,7 +303,7 @@ def _close_gaps(numbers: Ints, known: list[int]) -> Ints:
     return np.where(there & (numbers >= 0), place, NONE)
 
 
-def _valid(metas: Iterable[dict[str, Any]], key: str) -> list[Any]:
+def _valid(metas: Iterable[JsonObject], key: str) -> list[Any]:
     """Returns the values of ``key`` that are valid: numbers within their limits, or strings."""
     values = [meta.get(key) for meta in metas]
     if key in _LIMITS:
@@ -313,23 +311,23 @@ def _valid(metas: Iterable[dict[str, Any]], key: str) -> list[Any]:
     return [value for value in values if isinstance(value, str)]
 
 
-def _first(metas: Iterable[dict[str, Any]], key: str) -> Any:
+def _first(metas: Iterable[JsonObject], key: str) -> Any:
     """Returns the first valid value of ``key``, or None if there is none."""
     return next(iter(_valid(metas, key)), None)
 
 
-def _sentences(metas: Iterable[dict[str, Any]], key: str) -> list[str]:
+def _sentences(metas: Iterable[JsonObject], key: str) -> list[str]:
     lists = [found for meta in metas if isinstance(found := meta.get(key), list)]
     sentences = (one for found in lists for one in found if isinstance(one, str))
     return list(dict.fromkeys(sentences))
 
 
-def told_ends(metas: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def told_ends(metas: Mapping[int, JsonObject]) -> list[JsonObject]:
     """Returns each rank's end, as recorded by the rank itself or by other ranks.
 
     A rank that did not finish its part counts as running.
     """
-    ends: dict[int, dict[str, Any]] = {
+    ends = {
         rank: {"rank": rank, "state": "running", "about": "was still running", "error": ""}
         for rank, meta in metas.items()
         if "end_ns" not in meta
@@ -366,10 +364,8 @@ def join_events(parts: Sequence[Events]) -> Events:
         >>> joined.group.tolist(), joined.seq.tolist(), len(joined.tables.groups)
         ([0, 0], [0, 1], 1)
     """
-    none = make_events({"rank": [], "op": []})
-    joined = concatenate([none, *share_tables(parts)])
-    columns = {name: getattr(joined, name) for name in COLUMN_DTYPES if name != "seq"}
-    return make_events(columns, joined.tables)
+    joined = concatenate([NO_EVENTS, *share_tables(parts)])
+    return replace(joined, seq=number_places(joined.rank))
 
 
 def share_tables(parts: Iterable[Events]) -> Iterator[Events]:

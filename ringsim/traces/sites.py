@@ -152,7 +152,8 @@ class CallSites:
                     file = self._number(f"{others}:{behind.f_lineno}{CALLS}{name}")
         if key not in self.places:
             self._alive.append(frame.f_code)  # first, because a dead code object's key is invalid
-            self.places[key] = _join(file, frame)
+            # the columns ``file`` and ``line``, packed into one number
+            self.places[key] = frame.f_lineno << 32 | file & 0xFFFFFFFF
         return self.places[key]
 
     def find(self, frame: FrameType | None) -> FrameType | None:
@@ -181,8 +182,3 @@ def _is_thin(code: CodeType) -> bool:
     takes = code.co_argcount or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
     body = {line for *_, line in code.co_lines() if line} - {code.co_firstlineno}
     return bool(takes) and code.co_name.isidentifier() and len(body) <= THIN
-
-
-def _join(file: int, frame: FrameType) -> int:
-    """Returns the columns ``file`` and ``line``, packed into one number."""
-    return frame.f_lineno << 32 | file & 0xFFFFFFFF

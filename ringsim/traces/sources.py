@@ -11,10 +11,11 @@ import ast
 import linecache
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from ringsim.traces.events import CALLS, readable
+from ringsim.traces.cells import list_files
+from ringsim.traces.events import readable
 from ringsim.traces.sites import LIBRARIES
 from ringsim.traces.value import Trace
 
@@ -53,18 +54,6 @@ def attach_sources(trace: Trace, cells: Mapping[str, str] | None = None) -> Trac
             f"run or has more than {MOST_OF_FILE:,} characters ({MOST_CHARACTERS:,} in all)"
         )
     return trace
-
-
-def list_files(files: Iterable[str]) -> list[str]:
-    """Returns the single files in a trace's table of files.
-
-    Example:
-        >>> list_files(["train.py", "train.py:40 > messages.py"])
-        ['train.py', 'messages.py']
-    """
-    pieces = (name.rpartition(CALLS) for name in files)
-    found = (one for caller, _, file in pieces for one in (caller.rpartition(":")[0], file))
-    return list(filter(None, dict.fromkeys(found)))
 
 
 def list_functions(source: str) -> list[tuple[str, range]]:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ringsim.traces.collectives import COLLECTIVES, MESSAGES, bus_factor
+from ringsim.traces.documents import JsonObject
 from ringsim.traces.events import (
-    COLLECTIVE,
     NONE,
     OK,
     OP_NAMES,
-    RECV,
-    SEND,
     Events,
     Group,
     Ints,
     Tables,
 )
+from ringsim.traces.matching import number_rows
+from ringsim.traces.steps import split_where
 from ringsim.traces.units import bytes_text, time_text
 
 if TYPE_CHECKING:
@@ -94,57 +94,43 @@ class Stats:
         """
         import pandas as pd
 
-        return pd.DataFrame(
-            list(self.rows), columns=[field.name for field in fields(OperationStats)]
-        )
+        return pd.DataFrame(list(self.rows), columns=list(OperationStats.__dataclass_fields__))
 
-    def to_dict(self) -> list[dict[str, Any]]:
+    def to_dict(self) -> list[JsonObject]:
         """Returns the rows as plain data for JSON, in which unknown values are None."""
         return [
             {key: None if value != value else value for key, value in asdict(row).items()}
             for row in self.rows
         ]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """Returns the table as text."""
         if not self.rows:
             return "no operations were recorded"
-        names, groups = (
-            max([least, *map(len, each)])
-            for least, each in (
-                (9, [row.op for row in self.rows]),
-                (5, [row.group for row in self.rows]),
-            )
-        )
+        names = max(9, *(len(row.op) for row in self.rows))
+        groups = max(5, *(len(row.group) for row in self.rows))
         head = (
             f"{'operation':{names}}  {'group':{groups}}{'ranks':>8}{'count':>8}{'bytes':>11}"
             f"{'blocked p50':>14}{'p90':>8}{'max':>8}"
         )
         lines = [f"{head}{'algbw GB/s':>13}{'busbw GB/s':>13}{'share':>8}"]
         for row in self.rows:
-            times = [
-                _say(row.blocked_p50_us, 14),
-                _say(row.blocked_p90_us, 8),
-                _say(row.blocked_max_us, 8),
-            ]
-            rates = [f"{_say_rate(rate):>13}" for rate in (row.algbw_gb_per_s, row.busbw_gb_per_s)]
             size = bytes_text(row.size_bytes) if row.size_bytes else "-"
-            start = (
+            lines.append(
                 f"{row.op:{names}}  {row.group:{groups}}{row.group_size:>8}{row.count:>8,}"
-                f"{size:>11}"
+                f"{size:>11}{_say(row.blocked_p50_us):>14}{_say(row.blocked_p90_us):>8}"
+                f"{_say(row.blocked_max_us):>8}{_say_rate(row.algbw_gb_per_s):>13}"
+                f"{_say_rate(row.busbw_gb_per_s):>13}{100 * row.share:>6.0f} %"
             )
-            lines.append(start + "".join(times + rates) + f"{100 * row.share:>6.0f} %")
         return "\n".join(lines)
-
-    __repr__ = __str__
 
 
 def _say_rate(rate: float) -> str:
     return "-" if rate != rate else format(rate, ".2f" if rate >= 0.1 else ".2g")
 
 
-def _say(time_us: float, width: int) -> str:
-    return f"{'-' if math.isnan(time_us) else time_text(time_us * 1e3):>{width}}"
+def _say(time_us: float) -> str:
+    return "-" if math.isnan(time_us) else time_text(time_us * 1e3)
 
 
 @dataclass
@@ -202,20 +188,27 @@ class Tally:
 
     def add(self, events: Events) -> None:
         """Counts the events of some ranks; each rank must be complete."""
-        communicates = np.isin(events.kind, (SEND, RECV, COLLECTIVE)) & (events.group != NONE)
+        communicates = events.communicates & (events.group != NONE)
         mine = np.flatnonzero(communicates & (events.op != _NEW_GROUP))
         if len(mine) == 0:
             return
-        keys, key_of = np.unique(
-            np.stack([events.op[mine], events.group[mine]]), axis=1, return_inverse=True
-        )
-        order = np.argsort(key_of, kind="stable")
-        indexes = np.split(mine[order], np.searchsorted(key_of[order], np.arange(1, keys.shape[1])))
-        sizes = events.size_bytes
-        for index, (op, group) in zip(indexes, keys.T.tolist(), strict=True):
-            self._shares.setdefault((op, group), []).append(
-                _keep(events, sizes, index, OP_NAMES[op])
+        key, sizes = number_rows(events.op[mine], events.group[mine]), events.size_bytes
+        order = np.argsort(key, kind="stable")
+        for index in split_where(mine[order], key[order]):
+            op, group = int(events.op[index[0]]), int(events.group[index[0]])
+            of_each, done = np.maximum(sizes[index], 0), events.done_ns[index]
+            finished = (events.status[index] == OK) & (done != NONE)
+            waited = finished & (events.wait_ns[index] != NONE)
+            lasted_us = (done - events.post_ns[index]) / 1e3
+            timed = finished & (lasted_us > 0) & (of_each > 0)
+            share = _Share(
+                records=len(index),
+                calls=count_calls(events.rank[index], OP_NAMES[op]),
+                size_bytes=int(of_each.sum()),
+                blocked_us=((done - events.wait_ns[index]) / 1e3)[waited],
+                bytes_per_us=of_each[timed] / lasted_us[timed],
             )
+            self._shares.setdefault((op, group), []).append(share)
 
     def table(self, tables: Tables, world_size: int, makespan_s: float) -> Stats:
         """Returns the table of all counted operations.
@@ -236,21 +229,6 @@ class Tally:
 _NEW_GROUP = OP_NAMES.index("new_group")
 
 
-def _keep(events: Events, size_bytes: Ints, index: Ints, name: str) -> _Share:
-    sizes, done = np.maximum(size_bytes[index], 0), events.done_ns[index]
-    finished = (events.status[index] == OK) & (done != NONE)
-    lasted_us = (done - events.post_ns[index]) / 1e3
-    blocked_us = ((done - events.wait_ns[index]) / 1e3)[finished & (events.wait_ns[index] != NONE)]
-    timed = finished & (lasted_us > 0) & (sizes > 0)
-    return _Share(
-        len(index),
-        count_calls(events.rank[index], name),
-        int(sizes.sum()),
-        blocked_us,
-        sizes[timed] / lasted_us[timed],
-    )
-
-
 def _make_row(name: str, group: Group, shares: list[_Share], total_us: float) -> OperationStats:
     blocked_us = np.concatenate([share.blocked_us for share in shares])
     bytes_per_us = np.concatenate([share.bytes_per_us for share in shares])
@@ -258,11 +236,9 @@ def _make_row(name: str, group: Group, shares: list[_Share], total_us: float) ->
         np.percentile(blocked_us, [50, 90, 100]).tolist() if len(blocked_us) else [math.nan] * 3
     )
     algbw = float(np.median(bytes_per_us)) * 1e-3 if len(bytes_per_us) else math.nan
-    records, size_bytes = (
-        sum(share.records for share in shares),
-        sum(share.size_bytes for share in shares),
-    )
-    calls, factor = records, bus_factor(name, max(len(group.ranks), 1))
+    calls = records = sum(share.records for share in shares)
+    size_bytes = sum(share.size_bytes for share in shares)
+    factor = bus_factor(name, max(len(group.ranks), 1))
     if name in COLLECTIVES:
         calls = max(share.calls for share in shares)
         size_bytes = size_bytes * calls // records

@@ -37,7 +37,7 @@ of ``F`` to the end of ``B`` (or ``W``)::
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -49,6 +49,7 @@ from ringsim.schedules.schedule import Action
 from ringsim.traces.events import NONE, Events, Ints
 
 T = TypeVar("T")
+ByRank = tuple[float, ...]
 
 
 class _Recorded(Protocol):
@@ -60,29 +61,6 @@ class _Recorded(Protocol):
 
 STEP = "step "  # the prefix of the names of step spans
 KINDS = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad": "W"}
-
-
-@dataclass(frozen=True)
-class Phases:
-    """A rank's warm-up, steady phase and cool-down in one step.
-
-    Attributes:
-        start: the start of the rank's first action.
-        warm_up_until: the start of the first backward; before that, the rank runs only forwards.
-        cool_down_from: the end of the last forward; after that, the rank runs only backwards. In
-            GPipe, which has no steady phase, this is not later than ``warm_up_until``.
-        end: the end of the rank's last action.
-    """
-
-    start: float
-    warm_up_until: float
-    cool_down_from: float
-    end: float
-
-    @property
-    def has_steady(self) -> bool:
-        """Whether the rank's step includes a phase in which forwards and backwards alternate."""
-        return self.cool_down_from > self.warm_up_until
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,10 +88,6 @@ class StageActions:
     start: Ints
     end: Ints
 
-    def __len__(self) -> int:
-        """Returns the number of computations."""
-        return len(self.rank)
-
     @property
     def ranks(self) -> list[int]:
         """The ranks that did any computation, in ascending order."""
@@ -140,6 +114,11 @@ class StageActions:
         schedule, *columns = vars(self).values()
         return StageActions(schedule, *(column[where] for column in columns))
 
+    def count_from(self, begin: float, unit: float) -> StageActions:
+        """Returns the computations with times counted from ``begin``, in multiples of ``unit``."""
+        start, end = (self.start - begin) / unit, (self.end - begin) / unit
+        return replace(self, start=start, end=end)
+
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Returns the stages that a rank computes, in ascending order."""
         return tuple(np.unique(self.stage[self.rank == rank]).tolist())
@@ -149,14 +128,23 @@ class StageActions:
         own = self.of(rank)
         return tuple(map(Action, own.stage.tolist(), own.kind.tolist(), own.microbatch.tolist()))
 
-    def phases(self, rank: int) -> Phases:
-        """Returns the times at which a rank's phases begin and end."""
+    def phases(self, rank: int) -> list[tuple[str, float, float]]:
+        """Returns the name, start and end of each of a rank's phases that takes any time.
+
+        In the warm-up, the rank runs only forwards, and in the cool-down only backwards. Between
+        them, in the steady phase, forwards and backwards alternate. GPipe has no steady phase.
+        """
         own = self.of(rank)
         forward = own.kind == "F"
-        start, end = float(own.start.min()), float(own.end.max())
-        first_backward = float(own.start[~forward].min()) if not forward.all() else end
-        last_forward = float(own.end[forward].max()) if forward.any() else start
-        return Phases(start, first_backward, last_forward, end)
+        start, end = own.start.min(), own.end.max()
+        first_backward = own.start[~forward].min(initial=end)
+        last_forward = own.end[forward].max(initial=start)
+        phases = [
+            ("warm-up", start, min(first_backward, last_forward)),
+            ("steady", first_backward, last_forward),
+            ("cool-down", max(first_backward, last_forward), end),
+        ]
+        return [phase for phase in phases if phase[2] > phase[1]]
 
     def find_known(self) -> Step | None:
         """Returns the step in the form that closed forms use, or None if it has no such form.
@@ -176,8 +164,9 @@ class StageActions:
         if self.num_stages * self.num_microbatches > len(self.rank):
             # some forward pass is missing, or a damaged file has numbers that need too much memory
             return None
-        # a set, because replicas of the pipeline have the same stages
-        placed = {self.stages_of(rank) for rank in self.ranks}
+        # a set, because replicas of the pipeline have the same stages and actions
+        done = {(self.stages_of(rank), self.list_actions(rank)) for rank in self.ranks}
+        placed = {stages for stages, _ in done}
         try:
             step = Step(
                 self.schedule, len(placed), self.num_microbatches, self.num_stages // len(placed)
@@ -185,14 +174,8 @@ class StageActions:
         except RingError:
             return None  # no schedule has this name, or it does not allow this number of stages
         schedule = make_schedule(step.name, step.num_ranks, step.num_microbatches, step.num_chunks)
-        expected = {schedule.stages_of(place): row for place, row in enumerate(schedule.actions)}
-        return (
-            step
-            if all(
-                self.list_actions(rank) == expected.get(self.stages_of(rank)) for rank in self.ranks
-            )
-            else None
-        )
+        expected = {(schedule.stages_of(place), row) for place, row in enumerate(schedule.actions)}
+        return step if done <= expected else None
 
 
 def count_steps(events: Events) -> int:
@@ -421,22 +404,22 @@ class Bubble:
     schedule: str
     ranks: tuple[int, ...]
     makespan: float
-    busy: tuple[float, ...]
-    span: tuple[float, ...]
+    busy: ByRank
+    span: ByRank
     closed_form: KnownBubble | None
 
     @property
-    def idle(self) -> tuple[float, ...]:
+    def idle(self) -> ByRank:
         """How long each rank was idle during the step."""
         return tuple(self.makespan - busy for busy in self.busy)
 
     @property
-    def span_idle(self) -> tuple[float, ...]:
+    def span_idle(self) -> ByRank:
         """How long each rank was idle between its first and last action."""
         return tuple(span - busy for span, busy in zip(self.span, self.busy, strict=True))
 
     @property
-    def of_total_by_rank(self) -> tuple[float, ...]:
+    def of_total_by_rank(self) -> ByRank:
         """Each rank's idle time relative to the makespan, as a fraction of the step.
 
         The GPipe and zero-bubble papers use this definition; for 1F1B, the share is
@@ -445,7 +428,7 @@ class Bubble:
         return _ratios(self.idle, [self.makespan] * len(self.ranks))
 
     @property
-    def of_span_by_rank(self) -> tuple[float, ...]:
+    def of_span_by_rank(self) -> ByRank:
         """Each rank's idle time within its span, as a fraction of that span."""
         return _ratios(self.span_idle, self.span)
 
@@ -484,10 +467,7 @@ class Bubble:
         rows.append(("all ranks", self.of_total, self.of_span, self.of_ideal))
         if known := self.closed_form:
             rows.append(("closed form", known.of_total, known.of_span, known.of_ideal))
-        lines = [
-            f"{name:<11} {total:>10.1%} {span:>13.1%} {work:>13.1%}"
-            for name, total, span, work in rows
-        ]
+        lines = ["{:<11} {:>10.1%} {:>13.1%} {:>13.1%}".format(*row) for row in rows]
         return "\n".join(
             [
                 f"Bubble of a step ({self.schedule})",
@@ -576,15 +556,12 @@ def _by_formula(actions: StageActions, formula: Callable[[Step], T]) -> T | None
 
 
 def _know_bubble(step: Step) -> KnownBubble:
-    idle, work = (
-        float(closed_forms.span_idle(step)),
-        float(closed_forms.makespan(step) - closed_forms.idle(step)),
-    )
-    of_span = _ratio(idle, work + idle)
+    idle = closed_forms.span_idle(step)
+    work = closed_forms.makespan(step) - closed_forms.idle(step)
     return KnownBubble(
-        float(closed_forms.bubble_of_total(step)),
-        float(closed_forms.bubble_of_ideal(step)),
-        of_span,
+        of_total=float(closed_forms.bubble_of_total(step)),
+        of_ideal=float(closed_forms.bubble_of_ideal(step)),
+        of_span=float(idle / (work + idle)),
     )
 
 
@@ -592,7 +569,7 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _ratios(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, ...]:
+def _ratios(parts: Sequence[float], wholes: Sequence[float]) -> ByRank:
     return tuple(_ratio(part, whole) for part, whole in zip(parts, wholes, strict=True))
 
 

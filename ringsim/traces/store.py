@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ringsim.errors import TraceFileError
+from ringsim.traces.documents import JsonObject
 from ringsim.traces.events import RECORD, Ints
 
 RECORD_BYTES = RECORD.itemsize
@@ -63,7 +64,7 @@ class RecordStore:
         room[: len(self.memory)] = self.memory
         self._use(room)
 
-    def append(self, line: dict[str, Any]) -> None:
+    def append(self, line: JsonObject) -> None:
         """Does nothing, because names are not stored."""
 
     def close(self) -> None:
@@ -139,7 +140,7 @@ class FileStore(RecordStore):
         while end > len(self.memory):
             self._use(self._map(len(self.memory), CHUNK))
 
-    def append(self, line: dict[str, Any]) -> None:
+    def append(self, line: JsonObject) -> None:
         """Writes a line of names in one call, so that a killed process leaves no partial line."""
         if not self._closed:
             os.write(self._names, json.dumps(line).encode() + b"\n")

@@ -7,22 +7,22 @@ read. In a ring, these are the operations of three ranks rather than of all rank
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from os import PathLike
 from typing import NamedTuple
 
 import numpy as np
 
 from ringsim.environment import count_crossings
-from ringsim.errors import TraceFileError, escape
+from ringsim.errors import TraceFileError, escape_line
 from ringsim.provenance import describe_replay
 from ringsim.traces.collectives import COLLECTIVES
+from ringsim.traces.documents import StrPath
 from ringsim.traces.events import (
     COLLECTIVE,
+    NO_EVENTS,
     NONE,
     OP_NAMES,
     RECV,
@@ -31,7 +31,7 @@ from ringsim.traces.events import (
     Events,
     Ints,
     concatenate,
-    make_events,
+    find_ring,
 )
 from ringsim.traces.files import load, read_by_rank
 from ringsim.traces.matching import Unmatched, describe_unmatched
@@ -245,7 +245,7 @@ class Totals:
             [f"    {operation!r}" for _, _, operation in self._unmatched], self.num_unmatched
         )
         for name, key in (("note", "notes"), ("not recorded", "not_recorded")):
-            said = [f"  {name}: {escape(what, lines=False)}" for what in metadata.get(key, ())]
+            said = [f"  {name}: {escape_line(what)}" for what in metadata.get(key, ())]
             lines += _some(said, len(said))
         return "\n".join(lines)
 
@@ -253,12 +253,10 @@ class Totals:
         """Returns a line about the part, if any, and the operations without their other side."""
         if "part" not in self.run.metadata:
             return []
-        apart = (
-            [f"{count(self.num_apart, 'operation')} whose other side is left out"]
-            if self.num_apart
-            else []
-        )
-        return [f"  part          {'; '.join([*self.run.metadata['part']['of'], *apart])}"]
+        said = [*self.run.metadata["part"]["of"]]
+        if self.num_apart:
+            said.append(f"{count(self.num_apart, 'operation')} whose other side is left out")
+        return [f"  part          {'; '.join(said)}"]
 
     def _say_hosts(self) -> list[str]:
         """Returns lines about the accuracy of the clocks and the messages within and across hosts.
@@ -270,20 +268,13 @@ class Totals:
             return []
         known = [clock.uncertainty_ns for clock in clocks]
         exact = [time_ns for time_ns in known if time_ns is not None]
-        said = (
-            []
-            if not known
-            else [
-                "clocks not all compared"
-                if len(exact) < len(known)
-                else f"clocks known to ±{time_text(max(exact))}"
-            ]
-        )
-        said += (
-            [f"{count(self.early, 'message')} arrived before being sent"]
-            if self.early or known
-            else []
-        )
+        said = []
+        if known:
+            is_exact = len(exact) == len(known)
+            accuracy = f"known to ±{time_text(max(exact))}" if is_exact else "not all compared"
+            said.append(f"clocks {accuracy}")
+        if self.early or known:
+            said.append(f"{count(self.early, 'message')} arrived before being sent")
         more = [f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
         if not names:  # of a run that another program recorded
             return [f"  clocks        {'; '.join(said)}"]
@@ -322,11 +313,6 @@ def count_trace(trace: Trace, *, whole_table: bool = False) -> Totals:
     return totals
 
 
-def summarise(trace: Trace) -> str:
-    """Returns the text for ``Trace.summary``."""
-    return str(count_trace(trace))
-
-
 def describe(trace: Trace) -> str:
     """Returns the text for ``Trace.describe``."""
     totals = count_trace(trace)
@@ -359,7 +345,7 @@ def describe(trace: Trace) -> str:
 
 
 def count_file(
-    path: str | PathLike[str],
+    path: StrPath,
     *,
     whole_table: bool = False,
     on_rank: Callable[[int, int], object] | None = None,
@@ -381,7 +367,7 @@ def count_file(
 
     Example:
         >>> import tempfile
-        >>> from ringsim.traces.events import OP_CODES
+        >>> from ringsim.traces.events import OP_CODES, make_events
         >>> events = make_events(
         ...     {
         ...         "rank": [0, 1],
@@ -411,10 +397,10 @@ def count_file(
 
 
 def _count_ranks(
-    path: str | PathLike[str], whole_table: bool, on_rank: Callable[[int, int], object] | None
+    path: StrPath, whole_table: bool, on_rank: Callable[[int, int], object] | None
 ) -> Totals:
     outline, waiting = _Outline(), list[Events]()
-    totals = Totals(Trace(make_events({"rank": [], "op": []}), {}))
+    totals = Totals(Trace(NO_EVENTS, {}))
     for piece in read_by_rank(path):
         events, metadata = piece.events, piece.metadata
         totals.add_events(events, whole_table)
@@ -442,13 +428,12 @@ class _Outline:
     def __init__(self) -> None:
         self._kept: dict[int, Events] = {}
         self._steps: dict[int, int] = {}
-        self._none = make_events({"rank": [], "op": []})
+        self._none = NO_EVENTS
 
     def add(self, events: Events, step: int | None = None) -> None:
         """Adds the outline of complete ranks, with the spans in ``step`` or in the last step."""
-        self._none = events.select(np.zeros(0, dtype=np.int64))
-        last_ns = np.maximum(events.post_ns, np.maximum(events.wait_ns, events.done_ns))
-        is_span, has_steps = events.kind == SPAN, bool(is_step(events).any())
+        self._none = replace(NO_EVENTS, tables=events.tables)
+        last_ns, is_span, has_steps = events.last_ns, events.kind == SPAN, is_step(events).any()
         for rank in np.unique(events.rank).tolist():
             start, end = np.searchsorted(events.rank, [rank, rank + 1])
             kept = np.zeros(end - start, dtype=bool)
@@ -460,7 +445,7 @@ class _Outline:
                 kept |= is_span[start:end] & (numbers == wanted) & (numbers != NONE)
             self._kept[rank] = events.select(start + np.flatnonzero(kept))
 
-    def end_at_same_step(self, path: str | PathLike[str]) -> int:
+    def end_at_same_step(self, path: StrPath) -> int:
         """Returns the number of steps that all ranks have completed.
 
         Ranks that have completed more steps are read again, for the spans of the last common step.
@@ -482,10 +467,8 @@ class _Outline:
 def _find_longest(trace: Trace) -> list[_Wait]:
     """Returns the longest wait for a partner, or an empty list."""
     waits, messages, events = trace.waits, trace.messages, trace.events
-    late_sender, late_receiver = (
-        waits.late_sender_ns[messages.recv],
-        waits.late_receiver_ns[messages.send],
-    )
+    late_sender = waits.late_sender_ns[messages.recv]
+    late_receiver = waits.late_receiver_ns[messages.send]
     longest = np.maximum(late_sender, late_receiver)
     if longest.max(initial=0) == 0:
         return []
@@ -508,12 +491,8 @@ def _find_longest(trace: Trace) -> list[_Wait]:
 
 def _say_crossings(trace: Trace) -> list[str]:
     """Returns a line if rings would cross hosts less often with the ranks in a different order."""
-    names = [
-        re.fullmatch(r"ring:(\d{1,9})>(\d{1,9})", group.name)
-        for group in trace.events.tables.groups
-    ]
-    pairs = [(int(name[1]), int(name[2])) for name in names if name is not None]
-    after = {pred: succ for pred, succ in pairs if max(pred, succ) < trace.world_size}
+    names = [group.name for group in trace.events.tables.groups]
+    after = dict(find_ring(names, trace.world_size).values())
     crossed = needed = 0
     # start at a rank without a predecessor, if some edge of the ring was not used
     for first in sorted(after, key=lambda rank: rank in after.values()):

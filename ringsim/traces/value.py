@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, Unpack
 
 import numpy as np
 
-from ringsim.errors import ArgumentError, RingError, escape, say
+from ringsim.errors import ArgumentError, RingError, escape_line, say
 from ringsim.traces.clocks import RunClock, list_clocks
 from ringsim.traces.display import Bundle, Images, Style, bundle
 from ringsim.traces.events import (
@@ -45,13 +45,12 @@ from ringsim.traces.stats import Stats, Tally
 from ringsim.traces.steps import Bubble, PeakActivations, find_step, measure_bubble, measure_peaks
 
 if TYPE_CHECKING:
-    from os import PathLike
-
     import pandas as pd
     from matplotlib.axes import Axes
 
     from ringsim.link import Link
     from ringsim.traces.bandwidths import Bandwidths
+    from ringsim.traces.documents import JsonObject, StrPath
     from ringsim.traces.findings import Diagnosis
 
 
@@ -79,6 +78,12 @@ def removed(name: str, instead: str) -> Callable[..., NoReturn]:
         )
 
     return refuse
+
+
+def part_of(metadata: JsonObject) -> JsonObject:
+    """Returns the entry about the part of the run that a trace contains; see ``filtering``."""
+    part: JsonObject = metadata.get("part", {"of": [], "apart": []})
+    return part
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -126,7 +131,7 @@ class Trace:
     """
 
     events: Events
-    metadata: dict[str, Any]
+    metadata: JsonObject
     results: list[Any] = field(default_factory=list)
     output: list[str] = field(default_factory=list)
     sources: dict[str, str] = field(default_factory=dict)
@@ -175,15 +180,19 @@ class Trace:
             )
         ):
             return [f"host{rank // int(said[1])}" for rank in range(self.world_size)]
-        names = {one.get("rank"): escape(str(one.get("host") or ""), lines=False) for one in about}
+        names = {one.get("rank"): escape_line(str(one.get("host") or "")) for one in about}
         return [names.get(rank, "") for rank in range(self.world_size)]
+
+    @cached_property
+    def host_numbers(self) -> Ints:
+        """The number of each rank's host, counted from 0, or -1 if unknown (int64)."""
+        names = dict.fromkeys(filter(None, self.hosts))
+        numbers = {name: number for number, name in enumerate(names)} | {"": NONE}
+        return np.array([numbers[name] for name in self.hosts], dtype=np.int64)
 
     def crosses(self, src: Any, dst: Any) -> Ints:
         """Returns a mask of the links (pairs of ranks) that connect two different, known hosts."""
-        known = {
-            name: number for number, name in enumerate(dict.fromkeys(filter(None, self.hosts)))
-        }
-        host = np.array([known.get(name, NONE) for name in self.hosts], dtype=np.int64)
+        host = self.host_numbers
         crosses: Ints = (host[src] != host[dst]) & (host[src] != NONE) & (host[dst] != NONE)
         return crosses
 
@@ -208,8 +217,7 @@ class Trace:
                 self.metadata.get("end_ns") if self.metadata.get("source") == "simulated" else 0
             )
             return end_ns * 1e-9 if type(end_ns) is int and 0 <= end_ns < 2**63 else 0.0
-        last = max(events.post_ns.max(), events.wait_ns.max(), events.done_ns.max())
-        return float(last - events.post_ns.min()) * 1e-9
+        return float(events.last_ns.max() - events.post_ns.min()) * 1e-9
 
     @property
     def apart(self) -> Ints:
@@ -217,8 +225,7 @@ class Trace:
 
         Only a part returned by ``filter`` can contain such operations.
         """
-        places = self.metadata["part"]["apart"] if "part" in self.metadata else []
-        return np.array(places, dtype=np.int64)
+        return np.array(part_of(self.metadata)["apart"], dtype=np.int64)
 
     @cached_property
     def messages(self) -> Messages:
@@ -360,7 +367,7 @@ class Trace:
             _list_events(self) if which == "events" else _list_messages(self), copy=True
         )
 
-    def save(self, path: str | PathLike[str], *, source: bool = False) -> None:
+    def save(self, path: StrPath, *, source: bool = False) -> None:
         """Saves the trace to a single file, usually ``*.ringtrace``, completely or not at all.
 
         Read the file with ``ringsim.load``. Results and output are not saved, because a trace file
@@ -378,7 +385,7 @@ class Trace:
 
         save(self, path, source=source)
 
-    def to_perfetto(self, path: str | PathLike[str]) -> None:
+    def to_perfetto(self, path: StrPath) -> None:
         """Writes the trace for ui.perfetto.dev, usually to ``*.pftrace``.
 
         Read the file with ``ringsim.exchange.read_perfetto``, which restores the trace without
@@ -394,7 +401,7 @@ class Trace:
 
         to_perfetto(self, path)
 
-    def to_chrome(self, path: str | PathLike[str]) -> None:
+    def to_chrome(self, path: StrPath) -> None:
         """Writes the trace in Chrome's Trace Event Format, usually to ``*.json``.
 
         Read the file with ``ringsim.exchange.read_chrome``, which restores the trace without
@@ -414,7 +421,7 @@ class Trace:
     to_chakra = removed("Trace.to_chakra", "Perfetto's format (to_perfetto)")
     to_otf2 = removed("Trace.to_otf2", "Perfetto's format (to_perfetto)")
 
-    def to_html(self, path: str | PathLike[str], *, source: bool = False) -> None:
+    def to_html(self, path: StrPath, *, source: bool = False) -> None:
         """Writes the trace as a single interactive page, usually ``*.html``, that works offline.
 
         Args:
@@ -686,9 +693,9 @@ class Trace:
               longest wait  rank 1 waited 500 ns in recv for rank 0 to send
               unmatched     none
         """
-        from ringsim.traces.summary import summarise
+        from ringsim.traces.summary import count_trace
 
-        return summarise(self)
+        return str(count_trace(self))
 
     def describe(self) -> str:
         """Returns a one-sentence description of the trace, as a text alternative to its picture.
@@ -721,7 +728,7 @@ class Trace:
 
     __hash__ = None  # type: ignore[assignment]  # compared by content, which is mutable
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
+    def _repr_mimebundle_(self, **_: Any) -> Bundle:
         """Returns the text and, if there are events, the pictures for Jupyter to show."""
         if not len(self.events):
             return {"text/plain": self.summary()}, {}
@@ -821,14 +828,8 @@ def _words(codes: Ints, names: Any) -> pd.Categorical:
     """
     import pandas as pd
 
-    unique = {
-        name: number
-        for number, name in enumerate(dict.fromkeys(name for name in names if name is not None))
-    }
-    number_of = np.array([unique.get(name, NONE) for name in names] + [NONE], dtype=np.int64)
-    return pd.Categorical.from_codes(
-        number_of[codes], categories=pd.Index(list(unique), dtype="str")
-    )
+    number_of, unique = pd.factorize(np.array([*names, None], dtype=object))
+    return pd.Categorical.from_codes(number_of[codes], categories=pd.Index(unique, dtype="str"))
 
 
 def _payload_words(tables: Tables) -> tuple[list[str | None], list[str | None]]:

@@ -10,14 +10,12 @@ import html
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ringsim.errors import ArgumentError, RingError, is_integer, is_number, say
+from ringsim.traces.documents import JsonObject, StrPath
 from ringsim.traces.value import Trace
 from ringsim.view.html import draw_still, encode, join, pack, page_body, precede, write_page
-
-if TYPE_CHECKING:
-    from os import PathLike
 
 
 class Choice(NamedTuple):
@@ -64,7 +62,7 @@ class Choice(NamedTuple):
         if not fits:
             raise ArgumentError(f"{self.name} must be {rule}, got {say(value)}.")
 
-    def describe(self, options: Sequence[Any]) -> dict[str, Any]:
+    def describe(self, options: Sequence[Any]) -> JsonObject:
         """Returns the choice among some of its options as plain data for JSON."""
         return {**self._asdict(), "options": list(options), "exported": (), "whole": self.is_whole}
 
@@ -135,7 +133,7 @@ class Explorer:
             choice.check(chosen[choice.name])
         return self.make(**chosen)
 
-    def to_html(self, path: str | PathLike[str]) -> None:
+    def to_html(self, path: StrPath) -> None:
         """Writes a page with frames for all exported choices (see `Choice.exported`).
 
         The sliders on the page work without a kernel and without a network.
@@ -147,11 +145,7 @@ class Explorer:
             TraceFileError: the file cannot be written.
         """
         exported = [choice.exported or (choice.value,) for choice in self.choices]
-        names = [choice.name for choice in self.choices]
-        frames = [
-            self.frame(**dict(zip(names, values, strict=True)))
-            for values in itertools.product(*exported)
-        ]
+        frames = list(map(self._compute, itertools.product(*exported)))
         runs = [list(zip(frame.traces, precede(frame.traces), strict=True)) for frame in frames]
         # by identity, because frames share traces
         keys = [[(id(trace), id(first)) for trace, first in each] for each in runs]
@@ -182,7 +176,12 @@ class Explorer:
         data = [pack(join(head, packed))]
         write_page(path, f"ringsim: {self.title}", body, data, "choices.js", "explorer.js")
 
-    def _describe(self, frame: Frame) -> dict[str, Any]:
+    def _compute(self, values: Sequence[Any]) -> Frame:
+        """Computes the frame for one value of each choice."""
+        names = (choice.name for choice in self.choices)
+        return self.frame(**dict(zip(names, values, strict=True)))
+
+    def _describe(self, frame: Frame) -> JsonObject:
         """Returns a frame as plain data for JSON, without its traces."""
         return {**frame._asdict(), "traces": (), "draws": self.draws}
 
@@ -204,8 +203,7 @@ class Explorer:
         view.widget.chosen = [choice.value for choice in self.choices]
 
         def change(_: Any) -> None:
-            names = [choice.name for choice in self.choices]
-            frame = self.frame(**dict(zip(names, view.widget.chosen, strict=True)))
+            frame = self._compute(view.widget.chosen)
             view.about["frame"] = self._describe(frame)
             view.show(frame.traces)
 

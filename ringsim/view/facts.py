@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from ringsim.errors import escape
+from ringsim.errors import escape_line
+from ringsim.traces.documents import JsonObject
 from ringsim.traces.events import NONE, Events, Ints
 from ringsim.traces.matching import CollectiveCalls
 from ringsim.traces.program import find_gaps, find_program
@@ -24,7 +24,7 @@ Table = Sequence[Ints]
 CAUSE = 1.5  # computing longer than others counts more than waiting, which it causes
 
 
-def find_steps(events: Events, begin_ns: int) -> tuple[list[dict[str, Any]], Table, Table]:
+def find_steps(events: Events, begin_ns: int) -> tuple[list[JsonObject], Table, Table]:
     """Finds the pipeline steps, their bubbles, and the numbers of live activations.
 
     Returns:
@@ -47,7 +47,7 @@ def find_steps(events: Events, begin_ns: int) -> tuple[list[dict[str, Any]], Tab
             idle += (start[after] - done[before]).sum()
         times = {"begin": int(begin - begin_ns), "end": int(end - begin_ns)}
         share = float(idle / max(1, (end - begin) * len(parts)))
-        steps.append({"name": escape(name, lines=False), **times, "bubble": share})
+        steps.append({"name": escape_line(name), **times, "bubble": share})
     return steps, _join(bubbles, [0, begin_ns, begin_ns, 0]), _join(live, [0, begin_ns, 0])
 
 

@@ -23,17 +23,16 @@ from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ringsim.diagnose.snapshot import read_end_ns, reopen
-from ringsim.errors import ArgumentError, escape
+from ringsim.errors import ArgumentError, escape, escape_line
 from ringsim.launch.live import LiveTrace
 from ringsim.plot.bars import time_range
 from ringsim.provenance import footer
 from ringsim.traces.display import image_html
-from ringsim.traces.documents import write_whole
+from ringsim.traces.documents import JsonObject, StrPath, write_whole
 from ringsim.traces.events import (
     CALLS,
     ERROR,
@@ -47,6 +46,7 @@ from ringsim.traces.events import (
     Events,
     Ints,
 )
+from ringsim.traces.findings import Finding, Operation
 from ringsim.traces.looks import LOOKS, find_meanings, read_table, readable_ink
 from ringsim.traces.matching import CollectiveCalls
 from ringsim.traces.sources import list_functions
@@ -61,11 +61,6 @@ from ringsim.view.facts import (
     find_steps,
 )
 
-if TYPE_CHECKING:
-    from os import PathLike
-
-    from ringsim.traces.findings import Finding, Operation
-
 PROGRAM = (
     "columns.js",
     "program.js",
@@ -79,14 +74,15 @@ PROGRAM = (
     "main.js",
     "live.js",
 )  # followed by page.js, widget.js or explorer.js, and by choices.js before the latter two
+Traces = Trace | Sequence[Trace]
 MOST_RUNS = 8
 # the page includes a picture only of traces with at most this many events
 MOST_PICTURED = 100_000
 
 
 def to_html(
-    traces: Trace | Sequence[Trace],
-    path: str | PathLike[str],
+    traces: Traces,
+    path: StrPath,
     names: Sequence[str] = (),
     *,
     source: bool = False,
@@ -121,14 +117,14 @@ def to_html(
         '<!DOCTYPE html>'
     """
     several = check_runs(traces)
-    about = [escape(name, lines=False) for name in names]
+    about = [escape_line(name) for name in names]
     about = about or list(dict.fromkeys(count(trace.world_size, "rank") for trace in several))
     title = "ringsim: " + ", ".join(about)
     data = pack_all(several, names, source=source)
     write_page(path, title, page_body(title, several), data, "page.js")
 
 
-def check_runs(traces: Trace | Sequence[Trace]) -> tuple[Trace, ...]:
+def check_runs(traces: Traces) -> tuple[Trace, ...]:
     """Returns one or more traces as a tuple, with the recorded run before a predicted one.
 
     Raises:
@@ -157,9 +153,7 @@ def page_body(title: str, traces: Iterable[Trace]) -> str:
     )
 
 
-def write_page(
-    path: str | PathLike[str], title: str, body: str, data: Iterable[bytes], *entry: str
-) -> None:
+def write_page(path: StrPath, title: str, body: str, data: Iterable[bytes], *entry: str) -> None:
     """Writes a page with a body, data and the program; the program's last files are ``entry``."""
     text = page_text(title, body, data, *entry)
     write_whole(Path(path), lambda file: file.write(text.encode()), "a page")
@@ -228,10 +222,11 @@ def draw_still(trace: Trace) -> str:
 # the most distinct span names; if there are more, the numbers in the names are left out
 MOST_LABELS = 4096
 _WIDTHS = ("<i1", "<i2", "<i4")
+_UNCHANGED = "thread", "group", "peer", "tag", "payload", "stage", "microbatch", "file", "line"
 _LEVEL = 6  # gzip's level; higher levels take three times as long to save one percent
 
 
-def join(head: dict[str, Any], parts: Iterable[bytes]) -> bytes:
+def join(head: JsonObject, parts: Iterable[bytes]) -> bytes:
     r"""Concatenates the length of a head (uint32), the head as JSON, and the parts.
 
     Each part begins at a multiple of 8 bytes.
@@ -255,11 +250,11 @@ def pack_all(
     traces: Sequence[Trace], names: Sequence[str] = (), *, source: bool = False
 ) -> list[bytes]:
     """Returns traces encoded for the view, on one axis, with their first operations aligned."""
-    each = zip(traces, align(traces), [*names, *[""] * (len(traces) - len(names))], strict=True)
-    firsts = precede(traces)
+    named = [*names, *[""] * (len(traces) - len(names))]
+    each = zip(traces, align(traces), named, precede(traces), strict=True)
     return [
-        pack(encode(*one, first=first, source=source))
-        for one, first in zip(each, firsts, strict=True)
+        pack(encode(trace, later_ns, name, first=first, source=source))
+        for trace, later_ns, name, first in each
     ]
 
 
@@ -299,6 +294,7 @@ def encode(
     if events is not trace.events:  # otherwise its messages are known
         trace = replace(trace, events=events)
     labels, label = _stems(events)
+    hosts = trace.host_numbers
     calls = CollectiveCalls.of(events, trace.apart)
     progress = trace.progress if isinstance(trace, LiveTrace) else ""
     # the first event of a run that continues changes, but its axis does not
@@ -318,40 +314,39 @@ def encode(
     # operations in flight are drawn as stuck until the end
     is_open = progress or (events.status == IN_FLIGHT).any()
     read_ns = read_end_ns(trace.metadata) if is_open else 0
-    end_ns = max(read_ns or 0, time_range(events)[1])
+    first_ns, last_ns = time_range(events)
+    end_ns = max(read_ns or 0, last_ns)
     head = {
         "progress": progress,
-        "title": f"{escape(name, lines=False)}: {_title(trace)}" if name else _title(trace),
+        "title": f"{escape_line(name)}: {_title(trace)}" if name else _title(trace),
         "source": footer(trace.metadata),
         "predicted": trace.metadata.get("source") == "predicted",
         "summary": trace.summary(),
         "begin": begin_ns,
         "start": begin_ns + later_ns,
-        "first": time_range(events)[0] - begin_ns,
+        "first": first_ns - begin_ns,
         "end": min(end_ns - begin_ns, 2**53),
         "marks": np.flatnonzero(events.program_marks).tolist(),
         "stages": find_stages(events, trace.world_size),
         "odd": find_oddness(trace),
         "steps": steps,
         "counts": np.bincount(events.rank, minlength=trace.world_size).tolist(),
-        "hosts": _hosts(trace),
+        "hosts": hosts.tolist() if hosts.max(initial=0) > 0 else None,
         "ops": [[name, KIND_NAMES[OP_KINDS[code]]] for code, name in enumerate(OP_NAMES)],
-        "groups": [escape(group.name, lines=False) for group in events.tables.groups],
+        "groups": [escape_line(group.name) for group in events.tables.groups],
         "members": [list(group.ranks) for group in events.tables.groups],
         "payloads": [
             [one.dtype, list(one.shape), one.size_bytes] for one in events.tables.payloads
         ],
         "labels": labels,
         "meanings": find_meanings(labels),
-        "files": [escape(name, lines=False) for name in events.tables.files],
+        "files": [escape_line(name) for name in events.tables.files],
         "functions": _functions(trace),
         "sources": {
-            escape(name, lines=False): escape(text)
-            for name, text in trace.sources.items()
-            if source
+            escape_line(name): escape(text) for name, text in trace.sources.items() if source
         },
-        "error": int(ERROR),
-        "name": escape(name, lines=False),
+        "error": ERROR,
+        "name": escape_line(name),
         "findings": [_finding(events, one) for one in diagnosis.findings],
         "notes": [escape(note) for note in diagnosis.notes],
         "columns": [
@@ -369,18 +364,12 @@ def _functions(trace: Trace) -> dict[str, str]:
         functions = list_functions(trace.sources.get(called.rpartition(CALLS)[2], ""))
         for line in np.unique(events.line[events.file == number]).tolist() if functions else ():
             around = [name for name, lines in functions if line in lines]
-            names |= {f"{number}:{line}": escape(name, lines=False) for name in around[-1:]}
+            names |= {f"{number}:{line}": escape_line(name) for name in around[-1:]}
     return names
 
 
-def _hosts(trace: Trace) -> list[int] | None:
-    """Returns the number of each rank's host, or None unless there are several hosts."""
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(filter(None, trace.hosts)))}
-    return [numbers.get(name, NONE) for name in trace.hosts] if len(numbers) > 1 else None
-
-
 def _title(trace: Trace) -> str:
-    parts = [count(trace.world_size, "rank"), escape(trace.metadata.get("source", ""), lines=False)]
+    parts = [count(trace.world_size, "rank"), escape_line(trace.metadata.get("source", ""))]
     return ", ".join(filter(None, parts))
 
 
@@ -391,35 +380,26 @@ def _columns(trace: Trace, calls: CollectiveCalls, label: Ints, later_ns: int) -
     post[first] = events.post_ns[first] + later_ns
     # the distance to the other side in the list of events, or 0 if there is none
     partner = np.zeros(len(events), dtype=np.int64)
-    partner[messages.send], partner[messages.recv] = (
-        messages.recv - messages.send,
-        messages.send - messages.recv,
-    )
+    ahead = messages.recv - messages.send
+    partner[messages.send], partner[messages.recv] = ahead, -ahead
     call = np.full(len(events), NONE)
     call[calls.event] = calls.call
     return {
         "post": post,
         "wait": _after(events.wait_ns, events.post_ns),
         "done": _after(events.done_ns, events.post_ns),
-        "op": events.op.astype(np.int64),
-        "status": events.status.astype(np.int64),
+        "op": events.op,
+        "status": events.status,
         "partner": partner,
         "call": call,
         "label": label,
-        **{
-            name: getattr(events, name)
-            for name in (
-                *("thread", "group", "peer", "tag", "payload"),
-                *("stage", "microbatch", "file", "line"),
-            )
-        },
+        **{name: getattr(events, name) for name in _UNCHANGED},
     }
 
 
 def _after(times: Ints, post: Ints) -> Ints:
     """Returns times relative to ``post``, or -1 for times that are missing."""
-    after: Ints = np.where(times == NONE, NONE, np.maximum(times - post, 0))
-    return after
+    return np.where(times == NONE, NONE, np.maximum(times - post, 0))
 
 
 def _narrow(values: Ints) -> Ints:
@@ -439,7 +419,7 @@ def _stems(events: Events) -> tuple[list[str], Ints]:
 
     If there are too many names, the numbers in them are left out.
     """
-    names = [escape(name, lines=False) for name in events.tables.labels]
+    names = [escape_line(name) for name in events.tables.labels]
     if len(names) <= MOST_LABELS:
         return list(map(span_text, names)), events.label
     stems = [re.sub(r"\d+(\.\d+)?", "…", name) for name in names]
@@ -450,7 +430,7 @@ def _stems(events: Events) -> tuple[list[str], Ints]:
     return list(numbers), of_label[events.label]
 
 
-def _finding(events: Events, finding: Finding) -> dict[str, Any]:
+def _finding(events: Events, finding: Finding) -> JsonObject:
     """Returns a finding as JSON values, with the indices of its operations among the events."""
     return {
         "kind": finding.kind,

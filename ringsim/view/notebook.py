@@ -18,12 +18,14 @@ from IPython.display import display
 
 from ringsim.errors import ArgumentError, say
 from ringsim.launch.live import LiveTrace
-from ringsim.traces.events import make_events
+from ringsim.traces.documents import JsonObject
+from ringsim.traces.events import NO_EVENTS
 from ringsim.traces.findings import Finding
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 from ringsim.view.html import (
     PROGRAM,
+    Traces,
     align,
     check_runs,
     find,
@@ -56,7 +58,7 @@ class _Widget(anywidget.AnyWidget):
     chosen: traitlets.List[Any] = traitlets.List().tag(sync=True)
 
 
-def view(traces: Trace | Sequence[Trace]) -> View:
+def view(traces: Traces) -> View:
     """Shows traces interactively in a notebook.
 
     You can zoom, hover, search and play. Python code can read the selection and control the view.
@@ -96,7 +98,7 @@ class View:
         about: further values that the widget receives with the traces.
     """
 
-    def __init__(self, traces: Sequence[Trace], about: dict[str, Any] | None = None) -> None:
+    def __init__(self, traces: Sequence[Trace], about: JsonObject | None = None) -> None:
         self.traces = tuple(traces)
         self.about = about or {}
         self.widget = _Widget()
@@ -175,7 +177,7 @@ class View:
             "from the traces in this view."
         )
 
-    def show(self, traces: Trace | Sequence[Trace]) -> None:
+    def show(self, traces: Traces) -> None:
         """Replaces the traces in the view.
 
         Args:
@@ -222,11 +224,10 @@ class LiveView(View):
     """
 
     def __init__(self, world_size: int) -> None:
-        nothing = make_events({"rank": [], "op": []})
-        super().__init__([Trace(nothing, {"world_size": world_size})])
+        super().__init__([Trace(NO_EVENTS, {"world_size": world_size})])
         self.display_widget()
 
-    def show(self, traces: Trace | Sequence[Trace]) -> None:
+    def show(self, traces: Traces) -> None:
         """Shows the newest part of the run or, at the end, the whole run."""
         if isinstance(traces, LiveTrace):
             self.widget.send({"live": True}, buffers=pack_all([traces]))
