@@ -640,25 +640,27 @@ def _ask_mpi(facts: Facts) -> Facts:
     world = MPI.COMM_WORLD
     rank, world_size = world.Get_rank(), world.Get_size()
     machines = world.allgather(MPI.Get_processor_name())
-    others = [machine for machine in machines if machine != machines[0]]
     local_rank = machines[:rank].count(machines[rank])
     asked = Facts("mpi4py", rank, world_size, local_rank)
     # if mpi4py uses a different MPI from the launcher, every process looks like a world of one
     _compare(facts, asked)
-    head = world.bcast(
-        (address_towards(others[0]) if others else HERE, _free_port()) if rank == 0 else None,
-        root=0,
-    )
+    head = world.bcast((find_address(machines), _free_port()) if rank == 0 else None, root=0)
     # a free port is better than a port derived from the job's name
     port = facts.port if "MASTER_PORT" in facts.variables else head[1]
     return replace(asked, head_ip=facts.head_ip or head[0], port=port, variables=facts.variables)
 
 
-def address_towards(machine: str) -> str:
-    """Returns this machine's address as seen from another machine, without sending anything."""
+def find_address(machines: Sequence[str]) -> str:
+    """Returns the address at which the others reach the first machine, which is this one.
+
+    Nothing is sent. If all machines are the same, the address is loopback.
+    """
+    others = {*machines} - {machines[0]}
+    if not others:
+        return HERE
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((machine, 9))
+            probe.connect((min(others), 9))
             address: str = probe.getsockname()[0]
         except OSError:
             return socket.gethostname()

@@ -518,14 +518,11 @@ def _join(name: str, found: Discovery, timeout: timedelta) -> None:
 
     Rank 0 listens only on its own address.
     """
-    card = Card(
-        found.world_size, "gpu" if name == "nccl" else "cpu", tuple(range(found.world_size))
-    )
-    rendezvous = meet(
-        found.head_ip, found.port, found.rank, found.world_size, card, timeout.total_seconds()
-    )
-    with finishing(rendezvous, timeout.total_seconds()):
-        build_default_group(rendezvous, found.rank, found.world_size, name, timeout)
+    world_size, timeout_s = found.world_size, timeout.total_seconds()
+    card = Card(world_size, "gpu" if name == "nccl" else "cpu", tuple(range(world_size)))
+    rendezvous = meet(found.head_ip, found.port, found.rank, card, timeout_s)
+    with finishing(rendezvous, timeout_s):
+        build_default_group(rendezvous, name, timeout)
 
 
 def mpi_discovery(
