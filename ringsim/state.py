@@ -6,6 +6,7 @@ each simulated rank has its own state in its context. ringsim has no other mutab
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,6 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 OUR_THREADS = "ringsim-"  # prefix of the names of ringsim's own threads
+
+
+def start_thread(name: str, work: Callable[..., None], *args: Any) -> threading.Thread:
+    """Starts and returns one of ringsim's own threads, which does not keep the process alive."""
+    thread = threading.Thread(target=work, args=args, name=OUR_THREADS + name, daemon=True)
+    thread.start()
+    return thread
 
 
 @dataclass(frozen=True)

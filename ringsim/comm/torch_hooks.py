@@ -95,16 +95,14 @@ def install(recorder: Recorder, check: str = "basic") -> None:
     recorder.set_meta("num_threads", torch.get_num_threads())
     if dist.is_initialized():
         recorder.set_meta("backend", dist.get_backend())
-    hooks = _Hooks(recorder, check)
-    guard = BufferGuard(recorder) if check == "full" else None
-    replacements = hooks.replacements
-    if guard is not None:
-        replacements |= guard.wrap(replacements)
+    hooks, guard, is_full = _Hooks(recorder, check), BufferGuard(recorder), check == "full"
+    if is_full:
+        hooks.replacements |= guard.wrap(hooks.replacements)
         guard.start()
-    hooks.originals |= put(replacements)
+    hooks.originals |= put(hooks.replacements)
     hooks.look_for_pipelining()
     dispatcher = get_dispatcher()
-    dispatcher.listener, dispatcher.on_wait = hooks.make_listener(), hooks.late.begin_tensor
+    dispatcher.listener, dispatcher.on_wait = hooks.make_listener(), hooks.late.wait_for_tensor
 
     def undo() -> None:
         put(hooks.originals)
@@ -113,18 +111,17 @@ def install(recorder: Recorder, check: str = "basic") -> None:
             hooks.fail_given_up()
         dispatcher.listener = dispatcher.on_wait = None
         hooks.late.stop()
-        if guard is not None:
+        if is_full:
             guard.stop()
 
     recorder.hooks = Hooks(
         undo,
+        check_end=guard.check_end,
         on_imports=hooks.look_for_pipelining,
         on_growth=hooks.forget_completed,
         on_reading=hooks.read_gpu_times,
         complete_with=hooks.complete_with,
     )
-    if guard is not None:
-        recorder.hooks = recorder.hooks._replace(check_end=guard.check_end)
     change_state(recorder=recorder)
 
 
@@ -703,7 +700,7 @@ class _Hooks:
 
     def make_future_replacements(self) -> Replacements:
         """Creates the functions that record the waits for futures."""
-        futures, begin = self.futures, self.late.begin
+        futures, begin = self.futures, self.late.wait_for
         wait_for_one, then = Future.wait, Future.then
         wait_for_all, collect = torch.futures.wait_all, torch.futures.collect_all
 
@@ -711,10 +708,8 @@ class _Hooks:
             return [slot for future in some for slot in futures.get(future, ())]
 
         def wait(self: Any) -> Any:
-            has_waited = begin(futures.get(self, ()))
-            result = wait_for_one(self)
-            has_waited()
-            return result
+            with begin(futures.get(self, ())):
+                return wait_for_one(self)
 
         def then_recorded(self: Any, callback: Any) -> Any:
             result = then(self, callback)
@@ -722,10 +717,8 @@ class _Hooks:
             return result
 
         def wait_all(futures: list[Any]) -> Any:
-            has_waited = begin(find(futures))
-            result = wait_for_all(futures)
-            has_waited()
-            return result
+            with begin(find(futures)):
+                return wait_for_all(futures)
 
         def collect_all(futures: list[Any]) -> Any:
             result = collect(futures)

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from ringsim.comm.bootstrap import leave_thread
-from ringsim.state import OUR_THREADS
+from ringsim.state import start_thread
 from ringsim.traces.clocks import DRIFT_PPM
 from ringsim.traces.recorder import Recorder
 
@@ -96,8 +96,7 @@ class ClockComparison:
             with contextlib.suppress(RuntimeError, ValueError):
                 work()
 
-        self._threads[name] = threading.Thread(target=run, name=f"{OUR_THREADS}clock", daemon=True)
-        self._threads[name].start()
+        self._threads[name] = start_thread("clock", run)
 
     def stop(self, *, failed: bool) -> None:
         """Compares the clocks one last time, unless an error has ended the block.

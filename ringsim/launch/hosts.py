@@ -58,7 +58,7 @@ from ringsim.diagnose.waitfor import analyse, hindering
 from ringsim.errors import TraceFileError, name_ranks
 from ringsim.launch.block import BlockStore, find_place, never, place_of
 from ringsim.launch.gathering import Gathering, send
-from ringsim.state import OUR_THREADS
+from ringsim.state import start_thread
 from ringsim.traces.documents import are_all
 from ringsim.traces.events import IN_FLIGHT, NONE
 from ringsim.traces.findings import LOST
@@ -146,11 +146,10 @@ class HostWatch(ABC):
         self._world_size, self.said = recorder.world_size, list[str]()
         self._place = place_of(self._directory)
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"{OUR_THREADS}hosts", daemon=True)
 
     def start(self) -> None:
         """Starts the thread."""
-        self._thread.start()
+        self._thread = start_thread("hosts", self._run)
 
     def stop(self) -> None:
         """Stops the thread; waits for a delayed beat when the process ends."""
@@ -182,13 +181,9 @@ class HostWatch(ABC):
 class Witness(HostWatch):
     """The role of a rank that may watch a host other than rank 0's host."""
 
-    def __init__(
-        self, keys: BlockStore, recorder: Recorder, stands: Callable[[], str | None]
-    ) -> None:
-        super().__init__(keys, recorder, stands)
-        self._beat, self._beat_s = Beat(), 0.0  # the last beat and its time
-        # the state while it stands still, its beginning, and whether a beat has reported it
-        self._stood, self._stood_s, self._told = "", 0.0, False
+    _beat, _beat_s = Beat(), 0.0  # the last beat and its time
+    # the state while it stands still, its beginning, and whether a beat has reported it
+    _stood, _stood_s, _told = "", 0.0, False
 
     def _look(self, stands: str) -> None:
         """Sends a beat if one is due, and answers a question."""
@@ -232,18 +227,17 @@ class Judge(HostWatch):
         hosts: the other hosts, by place.
     """
 
-    def __init__(
-        self, keys: BlockStore, recorder: Recorder, stands: Callable[[], str | None]
-    ) -> None:
-        super().__init__(keys, recorder, stands)
+    # the states of all hosts while all stand still, and the beginning
+    _state: Sequence[Any] = ()
+    _since_s = _look_s = 0.0
+    _doubt: _Doubt | None = None  # about this state
+    _explained = False
+    _question = 0  # the number of the last one
+
+    def __init__(self, *role: Any) -> None:
+        super().__init__(*role)
         self.hosts: dict[str, Host] = {}
         self._places: dict[int, dict[str, Any]] = {}
-        # the states of all hosts while all stand still, and the beginning
-        self._state: list[Any] = []
-        self._since_s = self._look_s = 0.0
-        self._doubt: _Doubt | None = None  # about this state
-        self._explained = False
-        self._question = 0  # the number of the last one
         limit_s = default_timeout_s()
         limit = "" if limit_s is None else f" of {limit_s:g} s"
         self._until = (
@@ -292,7 +286,7 @@ class Judge(HostWatch):
         states = [host.beat.state for host in self.hosts.values()]
         silent = any(host.is_silent for host in self.hosts.values())
         all_stand = stands and all(states) and (states or self._absent) and not silent
-        state = [stands, *states] if all_stand else []
+        state = (stands, *states) if all_stand else ()
         still_s, doubt = now_s - self._since_s, self._doubt
         if state != self._state:
             if doubt and doubt.over and not silent and still_s >= SLOW_S + doubt.may_take_s:

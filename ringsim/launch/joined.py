@@ -40,7 +40,7 @@ from ringsim.launch.protocol import ASK, SHUT, WAKE, WAKE_S, WHERE, answer, list
 from ringsim.launch.system import look_at_living, shut_connections
 from ringsim.launch.threads import Place, Threads
 from ringsim.launch.watcher import LiveRecords, Watcher
-from ringsim.state import OUR_THREADS
+from ringsim.state import start_thread
 from ringsim.traces.recorder import Recorder
 
 # messages posted before the block are not in the parts, so they need time to arrive
@@ -76,7 +76,7 @@ class JoinedWatch:
         self._ear = _make_pipe(self._path(self._rank, "ear"))
         if self._rank == 0:
             self._begin_to_watch()
-        self._listening = _start_thread("ear", self._listen)
+        self._listening = start_thread("ear", self._listen)
 
     def _begin_to_watch(self) -> None:
         if self._answers < 0:
@@ -85,7 +85,7 @@ class JoinedWatch:
         world_size = self._recorder.world_size
         records = LiveRecords(self._directory, world_size, strangers=True)
         self._watcher = watcher = Watcher(records, world_size, tell=self._tell, settle_s=SETTLE_S)
-        self._watching = _start_thread("watcher", lambda: self._watch(watcher))
+        self._watching = start_thread("watcher", self._watch, watcher)
 
     def _path(self, rank: int, what: str) -> Path:
         return self._directory / f"rank-{rank}.{what}"
@@ -244,12 +244,6 @@ class JoinedWatch:
 
     def _tell(self, rank: int, word: str) -> None:
         _write(self._path(rank, "ear"), f"{word} {self._rank}\n")
-
-
-def _start_thread(name: str, work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work, name=f"{OUR_THREADS}{name}", daemon=True)
-    thread.start()
-    return thread
 
 
 def _state_of(pid: int | None, ended: bool) -> str:

@@ -36,6 +36,7 @@ from ringsim.errors import RingError
 from ringsim.launch.forkserver import FDS_PER_MESSAGE
 from ringsim.launch.job import ALONE, RankConfig, RankKind, start_environment
 from ringsim.launch.output import RankOutput
+from ringsim.state import start_thread
 
 EXIT_S = 5.0  # a killed process is gone much earlier
 START_S = 120.0  # to start an interpreter with torch on a busy machine
@@ -45,7 +46,7 @@ _DYING_S = 1.0  # for the ranks of a killed server
 _RECENT = 64  # sets of ranks: the directories of earlier sets are already gone
 PARKED_S = 60.0  # parked ranks are ended if no call has taken them after this time
 PARKED_RANKS_MAX = 16  # parked ranks cost memory: about 10 MB each
-_START = "RINGSIM_START"  # the address to which ranks under mpirun connect
+_START = "RINGSIM_START"  # the variable with the address to which new ranks connect
 # Settings of MPICH and Open MPI: start all ranks on this machine, as any user, even more ranks than
 # cores, over loopback.
 ON_THIS_MACHINE = {
@@ -410,6 +411,23 @@ class ForkedRanks(RankSet):
         return self._server.startup_errors
 
 
+def _start_process(
+    before: list[str], start: dict[str, Any], log: IO[str]
+) -> subprocess.Popen[bytes]:
+    """Starts an interpreter, or a command that starts interpreters, which become ranks.
+
+    They connect to the address in ``start``, and ``log`` receives their output.
+    """
+    return subprocess.Popen(
+        [*before, *start_command("rank")],
+        env={**ON_THIS_MACHINE, **os.environ, _START: json.dumps(start)},
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
+
+
 class SpawnedRanks(RankSet):
     """Ranks that are new interpreters, for systems without the fork server (macOS, Windows).
 
@@ -422,7 +440,7 @@ class SpawnedRanks(RankSet):
 
     def __init__(self, kind: RankKind, keep_at: Path | None = None) -> None:
         super().__init__(kind, keep_at)
-        self._processes: dict[int, subprocess.Popen[str]] = {}
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
         try:
             self.channels = self._spawn(range(kind.world_size))
         except BaseException:  # also after Ctrl-C
@@ -451,19 +469,8 @@ class SpawnedRanks(RankSet):
         """Starts the processes, which connect to the given address; logs their output."""
         config = replace(self.config, directory=str(self.home))
         for rank in ranks:
-            process = subprocess.Popen(
-                start_command("rank"),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                text=True,
-                start_new_session=True,
-            )
-            self._processes[rank] = process
             start = {**meeting, "config": asdict(config.for_rank(rank))}
-            if process.stdin is not None:
-                process.stdin.write(json.dumps(start) + "\n")
-                process.stdin.close()
+            self._processes[rank] = _start_process([], start, log)
 
     def _accept(self, ranks: Sequence[int], listener: Listener) -> list[Connection]:
         """Waits until every rank has connected and sent its number, in any order."""
@@ -474,7 +481,7 @@ class SpawnedRanks(RankSet):
                 while True:
                     arrived.put(listener.accept())
 
-        threading.Thread(target=accept, name="ringsim-accept", daemon=True).start()
+        start_thread("accept", accept)
         by_rank: dict[int, Connection] = {}
         deadline = time.monotonic() + START_S
         while len(by_rank) < len(ranks):
@@ -531,21 +538,12 @@ class MpiRanks(SpawnedRanks):
         super().__init__(kind, keep_at)
 
     def _start(self, _ranks: Sequence[int], meeting: dict[str, Any], log: IO[str]) -> None:
-        start = json.dumps({**meeting, "config": asdict(self.config)})
         version = subprocess.run([self._mpirun, "--version"], capture_output=True, check=False)
         # MPICH ends all ranks after one dies, which would hide the first one
         options = ["-disable-auto-cleanup"] if b"HYDRA" in version.stdout else []
         count = ["-n", str(self.kind.world_size)]
-        process = subprocess.Popen(
-            [self._mpirun, *options, *count, *start_command("rank")],
-            env={**ON_THIS_MACHINE, **os.environ, _START: start},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            text=True,
-            start_new_session=True,
-        )
-        self._processes[0] = process
+        start = {**meeting, "config": asdict(self.config)}
+        self._processes[0] = _start_process([self._mpirun, *options, *count], start, log)
 
     def exit_status(self, rank: int) -> tuple[int | None, int]:
         """See ``RankSet``; only mpirun knows the exit code."""
@@ -570,9 +568,9 @@ class MpiRanks(SpawnedRanks):
 def become_rank() -> None:
     """Turns this new interpreter into a rank; does not return.
 
-    A line on standard input describes the rank or, under ``mpirun``, a variable.
+    A variable describes the rank.
     """
-    start = json.loads(os.environ.pop(_START, "") or sys.stdin.readline())
+    start = json.loads(os.environ.pop(_START))
     config = RankConfig(**start["config"])
     if config.backend == "mpi":
         from ringsim.comm.mpi import start_mpi  # imports torch, which the launcher does not load

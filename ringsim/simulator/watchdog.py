@@ -21,7 +21,7 @@ import torch
 
 from ringsim.launch.threads import waits_without_end
 from ringsim.simulator.clock import Clock, Rank
-from ringsim.state import OUR_THREADS
+from ringsim.state import OUR_THREADS, start_thread
 from ringsim.traces.frames import current_frames
 
 _LOOK_S = 0.5
@@ -33,7 +33,7 @@ _OF_PYTHON = os.path.dirname(os.__file__) + os.sep
 def watch(clock: Clock) -> Callable[[], None]:
     """Starts watching a clock's ranks, and returns a function that stops watching."""
     over = threading.Event()
-    threading.Thread(target=_look, args=(clock, over), name="ringsim-watchdog", daemon=True).start()
+    start_thread("watchdog", _look, clock, over)
     return over.set
 
 
