@@ -7,7 +7,6 @@ import datetime as dt
 import functools
 import os
 import platform
-import uuid
 from collections.abc import Iterable, Mapping
 from importlib import metadata as packages
 from pathlib import Path
@@ -61,7 +60,6 @@ def measured_run(world_size: int, backend: str, start_unix_ns: int) -> dict[str,
     """
     return {
         "format": 1,
-        "run_id": uuid.uuid4().hex[:12],
         "source": "measured",
         "world_size": world_size,
         "backend": backend,
