@@ -116,10 +116,18 @@ def make_function(
         The function, with the additional parameters ``prof``, ``log_name`` and ``debug``.
     """
 
-    def call_built(*args: Any, **kwargs: Any) -> Any:
+    def build_or_call(*args: Any, **kwargs: Any) -> Any:
+        if native is not None:
+            try:
+                return native(*args, **kwargs)
+            except RuntimeError as error:
+                if not _REFUSAL.match(str(error)):
+                    raise
         return _build(name, args, kwargs)
 
-    torchs = _monitored_barrier if name == "monitored_barrier" else native or call_built
+    torchs: Any = build_or_call if name in READINGS else native
+    if name == "monitored_barrier":
+        torchs = _monitored_barrier
 
     def communicate(
         *args: Any,
@@ -128,17 +136,9 @@ def make_function(
         debug: str | None = None,
         **kwargs: Any,
     ) -> Any:
-        try:
-            if process.unchanged or is_plain(get_state()):
-                return torchs(*args, **kwargs)
-            return get_state().log.call(name, torchs, args, kwargs, prof, log_name, debug)
-        except RuntimeError as error:
-            if name not in READINGS or not _REFUSAL.match(str(error)):
-                raise
-        log = get_state().log
-        if log is None:
-            return call_built(*args, **kwargs)
-        return log.call(name, call_built, args, kwargs, prof, log_name, debug)
+        if process.unchanged or is_plain(get_state()):
+            return torchs(*args, **kwargs)
+        return get_state().log.call(name, torchs, args, kwargs, prof, log_name, debug)
 
     doc = native.__doc__ if native else f"Performs ``{name}``, built from messages."
     return name_function(communicate, name, doc, _with_extras(signature), _MODULE)
@@ -184,14 +184,14 @@ def _with_extras(signature: inspect.Signature) -> inspect.Signature:
 
 def _communicates(name: str, function: Any) -> bool:
     """Returns whether a torch function communicates, even if this module does not list it."""
-    if type(function) is not FunctionType or name.startswith("_"):
-        return False
-    if name in QUESTIONS or name in _MAKERS:
-        return False
-    if function.__module__ != dist.distributed_c10d.__name__:
-        return False
-    # all other functions that communicate have a parameter `group`
-    return name == "batch_isend_irecv" or "group" in inspect.signature(function).parameters
+    return (
+        type(function) is FunctionType
+        and not name.startswith("_")
+        and name not in (*QUESTIONS, *_MAKERS)
+        and function.__module__ == dist.distributed_c10d.__name__
+        # all other functions that communicate have a parameter `group`
+        and (name == "batch_isend_irecv" or "group" in inspect.signature(function).parameters)
+    )
 
 
 # for functions that a tool has replaced: the replacement may hide the arguments

@@ -31,7 +31,7 @@ from ringsim.comm.numbering import COLLECTIVE_NAMES, RECV_NAMES, SEND_NAMES, nam
 from ringsim.comm.python_group import PythonGroup
 from ringsim.errors import ArgumentError, RunTimeout, name_ranks
 from ringsim.state import get_state
-from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OK, OP_CODES
+from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES
 from ringsim.traces.recorder import Post, Recorder
 
 Begun = tuple[Recorder, int] | None  # the recorder of an operation, and its slot
@@ -171,21 +171,17 @@ class MessageGroup(PythonGroup):
         """
         limit_s = to_seconds(timeout or self.timeout)
         begun = self._post("monitored_barrier", self.members, NONE, NONE, [])
-        if begun is not None:
-            begun[0].wait(begun[1])
-        status = ERROR
-        try:
-            missing = self._find_missing(limit_s, wait_all_ranks)
-            if missing:
-                raise RunTimeout(
-                    f"monitored_barrier timed out after {limit_s:g} s while waiting for "
-                    f"{name_ranks([*missing])} ({self.members.here()}). Check what each missing "
-                    "rank was doing."
-                ) from next(iter(missing.values()))
-            status = OK
-        finally:
-            if begun is not None:
-                begun[0].complete(begun[1], status)
+        meeting = Handle((), lambda: self._meet(limit_s, wait_all_ranks))
+        _begin(lambda: meeting, begun, ()).wait()
+
+    def _meet(self, limit_s: float, wait_all_ranks: bool) -> None:
+        """Raises RunTimeout if a rank does not arrive in time."""
+        if missing := self._find_missing(limit_s, wait_all_ranks):
+            raise RunTimeout(
+                f"monitored_barrier timed out after {limit_s:g} s while waiting for "
+                f"{name_ranks([*missing])} ({self.members.here()}). Check what each missing "
+                "rank was doing."
+            ) from next(iter(missing.values()))
 
     def _find_missing(self, limit_s: float, wait_all_ranks: bool) -> dict[int, Exception]:
         """Returns the global ranks that did not arrive in time, with the corresponding errors.

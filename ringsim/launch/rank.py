@@ -244,11 +244,8 @@ class _Calls(process.Caller):
         if job.check != "basic" or job.inject:
             torch_hooks.uninstall(recorder)
             install_with(job.inject, recorder, job.check)
-            slowdown, jitter = (
-                slowed_by(job.inject, config.rank),
-                jitter_of(job.inject, config.rank),
-            )
-            change_state(slowdown=slowdown, jitter=jitter)
+            mine = job.inject, config.rank
+            change_state(slowdown=slowed_by(*mine), jitter=jitter_of(*mine))
 
     # -- messages
 
@@ -487,13 +484,13 @@ def _start_recording(config: RankConfig) -> Recorder:
 
 
 def _write_result(result: Any, config: RankConfig) -> list[tuple[int, int]]:
+    where = f"rank {config.rank} of {config.world_size}"
     try:
         return write_result(result, config.file("result"))
     except OSError as error:
         raise RingError(
-            f"cannot write the worker's result to the run's directory: {error} (rank {config.rank} "
-            f"of {config.world_size}). Free some space, or set TMPDIR to another directory."
+            f"cannot write the worker's result to the run's directory: {error} ({where}). Free "
+            "some space, or set TMPDIR to another directory."
         ) from None
     except Exception as error:
-        where = f"rank {config.rank} of {config.world_size}"
         raise TypeError(describe_unpicklable(result, error, where)) from None

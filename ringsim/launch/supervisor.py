@@ -164,6 +164,13 @@ class Supervisor:
             ``describe_unfinished``.
     """
 
+    verdict: Verdict | None = None
+    given_up_ns: int | None = None
+    _stood_s = 0.0  # the time that the user took to answer debuggers
+    _stops = False  # whether ranks fail because they are stopped
+    _phase = _Phase.STARTING
+    _next_look_s = _next_follow_s = 0.0
+
     def __init__(self, rank_set: RankSet, job: Job, options: RunOptions) -> None:
         self.rank_set, self.job, self.options = rank_set, job, options
         self.size = rank_set.kind.world_size
@@ -182,9 +189,7 @@ class Supervisor:
             )
             for rank, channel in enumerate(rank_set.channels)
         ]
-        self.verdict: Verdict | None = None
         self.late: list[int] = []
-        self.given_up_ns: int | None = None
         self.variables: dict[int, str] = {}  # by rank, if ranks keep them for an error
         self.unfinished: list[dict[str, Any]] = []
         self.records = LiveRecords(rank_set.directory, self.size)
@@ -192,12 +197,8 @@ class Supervisor:
         self._open = {followed.channel: followed for followed in self.ranks}
         self._places: dict[int, Place | None] = {}  # the places reported by ranks
         self._turn: list[Connection] = []  # of the rank whose debugger was answered last
-        self._stood_s = 0.0  # the time that the user took to answer debuggers
-        self._stops = False  # whether ranks fail because they are stopped
         self._watcher = self._make_watcher()
-        self._phase = _Phase.STARTING
         self._phase_ends_s = time.monotonic() + START_S
-        self._next_look_s = self._next_follow_s = 0.0
         self._next_roll_call_s = time.monotonic() + _LOST_S
 
     def _make_watcher(self) -> Watcher | None:
