@@ -116,18 +116,10 @@ def make_function(
         The function, with the additional parameters ``prof``, ``log_name`` and ``debug``.
     """
 
-    def build_or_call(*args: Any, **kwargs: Any) -> Any:
-        if native is not None:
-            try:
-                return native(*args, **kwargs)
-            except RuntimeError as error:
-                if not _REFUSAL.match(str(error)):
-                    raise
+    def call_built(*args: Any, **kwargs: Any) -> Any:
         return _build(name, args, kwargs)
 
-    torchs: Any = build_or_call if name in READINGS else native
-    if name == "monitored_barrier":
-        torchs = _monitored_barrier
+    torchs = _monitored_barrier if name == "monitored_barrier" else native or call_built
 
     def communicate(
         *args: Any,
@@ -136,9 +128,17 @@ def make_function(
         debug: str | None = None,
         **kwargs: Any,
     ) -> Any:
-        if process.unchanged or is_plain(get_state()):
-            return torchs(*args, **kwargs)
-        return get_state().log.call(name, torchs, args, kwargs, prof, log_name, debug)
+        try:
+            if process.unchanged or is_plain(get_state()):
+                return torchs(*args, **kwargs)
+            return get_state().log.call(name, torchs, args, kwargs, prof, log_name, debug)
+        except RuntimeError as error:
+            if name not in READINGS or not _REFUSAL.match(str(error)):
+                raise
+        log = get_state().log
+        if log is None:
+            return call_built(*args, **kwargs)
+        return log.call(name, call_built, args, kwargs, prof, log_name, debug)
 
     doc = native.__doc__ if native else f"Performs ``{name}``, built from messages."
     return name_function(communicate, name, doc, _with_extras(signature), _MODULE)
