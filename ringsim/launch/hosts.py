@@ -32,7 +32,6 @@ Rank 0 is in one of three states::
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import sys
 import tempfile
@@ -50,7 +49,7 @@ import numpy as np
 
 from ringsim.comm.bootstrap import leave_thread
 from ringsim.comm.torch_private import default_timeout_s
-from ringsim.diagnose.failure import indent
+from ringsim.diagnose.failure import indent, ranks_by_text
 from ringsim.diagnose.host_links import STALL_BYTES_PER_S
 from ringsim.diagnose.snapshot import Snapshot, read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import waits_text
@@ -87,7 +86,7 @@ class Beat(NamedTuple):
 
     def put(self, keys: BlockStore, place: str) -> None:
         """Writes the beat to the store."""
-        keys.put(f"beat/{_key(place)}", json.dumps(self).encode())
+        keys.put(f"beat/{_key(place)}", self)
 
 
 @dataclass
@@ -203,7 +202,7 @@ class Witness(HostWatch):
         self._beat = self._beat._replace(took_s=took_s)
         if not wanted:
             return
-        asked: Any = json.loads(self._keys.take(question, never) or b"null")
+        asked = self._keys.take(question, never)
         if are_all(asked, int) and len(asked) > 1:  # the number of the question, and the ranks
             number, *ranks = asked
             send(_copies(self._keys, number), ranks[0], self._directory, ranks, asked=True)
@@ -358,10 +357,9 @@ class Judge(HostWatch):
         )
         gathering = Gathering(copies, copy, 1)
         for host in self.hosts.values():
-            asked = json.dumps([self._question, *host.ranks]).encode()
-            self._keys.put(f"ask/{_key(host.place)}", asked)
+            self._keys.put(f"ask/{_key(host.place)}", [self._question, *host.ranks])
             came = gathering.fetch_from(host.ranks[0], host.ranks)
-            copies.put(f"receipt/{host.ranks[0]}", b"kept")
+            copies.put(f"receipt/{host.ranks[0]}", "kept")
             if not came:
                 return False
         return True
@@ -392,9 +390,8 @@ class Judge(HostWatch):
             may_take_s = int(bytes_under_way.clip(0).sum()) / STALL_BYTES_PER_S
             self._doubt = self._find_doubt(snapshot, may_take_s)
             return
-        ranks: dict[str, list[int]] = {}
-        for rank, place in sorted(self._places.items()):
-            ranks.setdefault(str(place["host"]), []).append(rank)
+        hosts = {rank: str(place["host"]) for rank, place in sorted(self._places.items())}
+        ranks = ranks_by_text(hosts)
         where = "; ".join(f"{_ranks_text(some)} on {host}" for host, some in ranks.items())
         self._say(
             f"nothing moves on any host ({where}). This does not prove that ranks are stuck: other "
@@ -464,7 +461,7 @@ def _key(text: str) -> int:
 
 
 def _read_beat(keys: BlockStore, place: str) -> Beat | None:
-    said: Any = json.loads(keys.read(f"beat/{_key(place)}", never) or b"null")
+    said = keys.read(f"beat/{_key(place)}", never)
     return Beat(*said) if are_all(said, (int, float)) and len(said) == len(Beat()) else None
 
 

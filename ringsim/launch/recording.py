@@ -139,15 +139,16 @@ class Recording:
         >>> dist.destroy_process_group()
     """
 
+    _phase = _Phase.NEW
+    _block: _Block | None = None
+    _trace: Trace | None = None
+    _watch: JoinedWatch | None = None
+    _hosts: HostWatch | None = None
+
     def __init__(self, path: Path | str, *, check: str = "basic") -> None:
         self._check, self._path = check, Path(os.path.abspath(path))
-        self._phase = _Phase.NEW
-        self._block: _Block | None = None
-        self._trace: Trace | None = None
         self._parts = ExitStack()  # ends this rank's part of the block
         self._lasting = ExitStack()  # ends rank 0's work, after all others have left
-        self._watch: JoinedWatch | None = None
-        self._hosts: HostWatch | None = None
 
     @property
     def written(self) -> Path | None:
@@ -262,7 +263,7 @@ class Recording:
         mismatch = self._watch.unheard() if self._watch is not None and error is None else None
         try:
             announced = {"span": span, "path": str(block.path), "left": left}
-            block.keys.put(f"left/{block.rank}", json.dumps(announced).encode())
+            block.keys.put(f"left/{block.rank}", announced)
             if block.rank:
                 place = block.keys, block.rank, block.directory, block.place, block.path
                 Offer(*place, failed=error is not None).make()
@@ -386,7 +387,7 @@ def _enter(path: Path) -> _Block:
     )
     if own:
         _prepare_directory(block)
-    keys.put(f"at/{rank}", json.dumps(place).encode())
+    keys.put(f"at/{rank}", place)
     return block
 
 
@@ -441,15 +442,15 @@ def _agree_on_attempt(keys: BlockStore, path: Path, rank: int, world_size: int) 
     Rank 0 chooses the directory; the other ranks wait until rank 0 enters the block.
     """
     if rank == 0:
-        keys.put("attempt", str(find_attempt(path)).encode())
-    found = keys.read("attempt", lasts(WAIT_S))
+        keys.put("attempt", find_attempt(path))
+    found: int | None = keys.read("attempt", lasts(WAIT_S))
     if found is None:
         raise RingError(
             f"rank 0 did not enter the recorded block within {WAIT_S:.0f} s after rank {rank} of "
             f"{world_size} had entered it, in a job that may be restarted. Enter the block at the "
             "same place on all ranks."
         )
-    return int(found)
+    return found
 
 
 def _say_why(block: _Block, error: BaseException, left: dict[str, Any]) -> None:
