@@ -203,7 +203,7 @@ def run_script(
     # torch's default timeout; the script may set its own
     kind = make_kind(ranks, options.device, 1800, ring=False)
     job = replace(
-        pack_script(options.script, options.arguments, seed=0, module=options.module),
+        pack_script(options.script, options.arguments, module=options.module),
         check=options.check,
     )
     try:
