@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from ringsim.diagnose.failure import ranks_by_text
 from ringsim.environment import count_crossings
 from ringsim.errors import RingError, name_ranks
 from ringsim.traces.units import count
@@ -74,10 +75,7 @@ def _describe(said: list[dict[str, Any]]) -> Iterator[tuple[bool, str, str]]:
         ring: crosses hosts 4 times; 2 would suffice with initialize_distributed(ring_order="hosts")
     """
     hosts = [str(one["host"]) for one in said]
-    ranks = {
-        host: [rank for rank, name in enumerate(hosts) if name == host]
-        for host in dict.fromkeys(hosts)
-    }
+    ranks = ranks_by_text(dict(enumerate(hosts)))
 
     def of_each(tell: Any) -> str:
         return "; ".join(

@@ -86,9 +86,10 @@ class Dispatcher:
             collective itself.
     """
 
+    listener: Callable[[Issued], Any] | None = None
+    on_wait: Callable[[torch.Tensor], AbstractContextManager[None]] | None = None
+
     def __init__(self) -> None:
-        self.listener: Callable[[Issued], Any] | None = None
-        self.on_wait: Callable[[torch.Tensor], AbstractContextManager[None]] | None = None
         self.recorded_elsewhere = threading.local()
         self._libraries = [Library(name, "IMPL") for name in ("c10d", "_c10d_functional")]
         below = keys_below_backend_select()

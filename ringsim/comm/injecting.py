@@ -17,6 +17,7 @@ import itertools
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -184,6 +185,7 @@ class _SlowLinks:
         time.sleep(max(0.0, ready_ns + self._factors[src] * took_ns - done_ns) * 1e-9)
 
 
+@dataclass
 class _Sends:
     """The times at which another rank posted its sends to this rank, read from that rank's records.
 
@@ -192,17 +194,18 @@ class _Sends:
         me: this rank.
     """
 
-    def __init__(self, part: PartReader, me: int) -> None:
-        self._part, self._me = part, me
-        self._posts: dict[_Channel, list[tuple[int, int]]] = {}  # slot and post_ns, ascending
+    part: PartReader
+    me: int
+    # slot and post_ns, ascending
+    _posts: dict[_Channel, list[tuple[int, int]]] = field(default_factory=dict)
 
     def find_post_ns(self, channel: _Channel, place: int) -> int:
         """Returns the post time of send number ``place`` on a channel; the send must have arrived.
 
         The time is 0 if the send cannot be found.
         """
-        part, batch = self._part, self._part.advance()
-        mine = (OP_KINDS[batch.records["op"]] == SEND) & (batch.records["peer"] == self._me)
+        part, batch = self.part, self.part.advance()
+        mine = (OP_KINDS[batch.records["op"]] == SEND) & (batch.records["peer"] == self.me)
         for slot, record in zip(batch.slots[mine].tolist(), batch.records[mine], strict=True):
             group = part.names["group"].get(int(record["group"]))
             if group is not None:

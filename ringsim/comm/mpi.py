@@ -187,9 +187,8 @@ class _Maker:
         world: the group of all ranks, or None while the ranks are not connected.
     """
 
-    def __init__(self) -> None:
-        self.world: MpiGroup | None = None
-        self._made: MpiGroup | None = None
+    world: MpiGroup | None = None
+    _made: MpiGroup | None = None
 
     def join(self, timeout: timedelta) -> MpiGroup:
         """Connects the ranks started by mpirun.

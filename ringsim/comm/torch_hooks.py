@@ -217,6 +217,9 @@ class _Hooks:
     closures, because attribute lookups would double their cost.
     """
 
+    missing_on_gpus: tuple[str, ...] = ()
+    hidden = False  # from torch.compile
+
     def __init__(self, recorder: Recorder, check: str) -> None:
         self.recorder = recorder
         compared = check != "off"
@@ -227,14 +230,12 @@ class _Hooks:
         self.others: dict[Work, Pending] = {}
         # notes on operations that could not be recorded
         self.missing = set() if get_dispatcher().complete else {FROM_CPP}
-        self.missing_on_gpus: tuple[str, ...] = ()
         # handles whose wait failed; a second wait is left to torch
         self.failed: weakref.WeakSet[Work] = weakref.WeakSet()
         # by thread, the slots posted since _start_coalescing, and their GPUs
         self.open_batches: dict[int, list[tuple[int, Begun | None]]] = {}
         self.gpu_times = GpuTimes(recorder.amend, recorder.rank)
         self.nccl_groups: set[int] = set()  # by number
-        self.hidden = False  # from torch.compile
         self.waits = waits = {kind: kind.wait for kind in find_handle_types(Work)}
         self.is_completed: Hook = Work.is_completed
         self.wait_unseen: Hook = lambda work, *limit: next(

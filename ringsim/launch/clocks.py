@@ -73,6 +73,8 @@ class ClockComparison:
             and returns the id of its clock, or None if the id is unknown.
     """
 
+    _failed, _number = False, 0
+
     def __init__(
         self,
         store: Any,
@@ -80,7 +82,7 @@ class ClockComparison:
         find_rank_0: Callable[[Callable[[], bool]], str | None],
     ) -> None:
         self._store, self._recorder, self._find_rank_0 = store, recorder, find_rank_0
-        self._stopped, self._failed, self._number = threading.Event(), False, 0
+        self._stopped = threading.Event()
         self._threads: dict[str, threading.Thread] = {}
         clock, rank = name_clock(), recorder.rank
         recorder.set_meta("clock", clock)

@@ -63,16 +63,17 @@ class JoinedWatch:
             processes died without leaving the block.
     """
 
+    _wait_broke = False
+    # of a rank that watches or did; also the pipe of the answers
+    _watcher: Watcher | None = None
+    _watching: threading.Thread | None = None
+    _answers, _unread = -1, b""
+
     def __init__(self, recorder: Recorder, on_deaths: Callable[[list[int]], None]) -> None:
         self._recorder, self._directory = recorder, recorder.directory
         self._rank, self._on_deaths = recorder.rank, on_deaths
         self._keep_port = store_port()
         self._raised, self._stopped = threading.Event(), threading.Event()
-        self._wait_broke = False
-        # of a rank that watches or did; also the pipe of the answers
-        self._watcher: Watcher | None = None
-        self._watching: threading.Thread | None = None
-        self._answers, self._unread = -1, b""
         self._ear = _make_pipe(self._path(self._rank, "ear"))
         if self._rank == 0:
             self._begin_to_watch()

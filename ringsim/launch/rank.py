@@ -113,16 +113,17 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
 class _Calls(process.Caller):
     """Runs this rank's calls: one, or those of a session, one after the other."""
 
+    _epoch = 0  # of the groups
+    _port = 0  # of the rendezvous, once the rank has joined the others
+    _door: socket.socket | None = None  # for groups that the program creates again
+    _kept: Any = None  # must stay alive
+    _has_entered = _is_interruptible = False
+
     def __init__(self, channel: Connection, config: RankConfig) -> None:
         super().__init__(channel, config)
         self._woken = threading.Event()  # the connections have been shut, for a verdict
         self.listen()
         self._namespace = Namespace() if config.stays else None
-        self._epoch = 0  # of the groups
-        self._port = 0  # of the rendezvous, once the rank has joined the others
-        self._door: socket.socket | None = None  # for groups that the program creates again
-        self._kept: Any = None  # must stay alive
-        self._has_entered = self._is_interruptible = False
         # groups with operations that earlier calls have left in flight
         self._open_groups: set[str] = set()
         self._steps: Counter[str] = Counter()  # of optimizers in this call, begun and done

@@ -182,6 +182,9 @@ def start_command(what: str, *arguments: object) -> list[str]:
 class ForkServer:
     """The launcher's end of a fork server."""
 
+    _has_answered = _is_stuck = _is_retired = False
+    _question = 0  # the number of the last one
+
     def __init__(self) -> None:
         self.environment = start_environment()
         self._lock = threading.Lock()
@@ -204,12 +207,10 @@ class ForkServer:
             )
         # otherwise, the server would not see the end of this process
         os.register_at_fork(after_in_child=self._control.close)
-        self._start_s, self._has_answered = time.monotonic(), False
-        self._is_stuck = self._is_retired = False
+        self._start_s = time.monotonic()
         self._sets: set[str] = set()  # ranks in use, by name
         # of ranks: a killed server does not remove them
         self.directories: deque[Path] = deque(maxlen=_RECENT)
-        self._question = 0  # the number of the last one
         self._put("answer", "")  # answered when it has started
 
     @property
@@ -589,10 +590,11 @@ def become_rank() -> None:
 class Launcher:
     """Provides ranks; a process has one launcher, which several threads can use."""
 
+    _server: ForkServer | None = None
+    _parked: ForkedRanks | None = None
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._server: ForkServer | None = None
-        self._parked: ForkedRanks | None = None
         atexit.register(self.close)
 
     def get(self, kind: RankKind, *, keep_at: Path | None = None) -> RankSet:

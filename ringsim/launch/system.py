@@ -70,13 +70,11 @@ def has_proc() -> bool:
     return os.path.exists("/proc/self/stat")
 
 
-def shut_connections(keep_port: int | None, keep_fd: int = -1) -> int:
+def shut_connections(keep_port: int | None, keep_fd: int = -1) -> None:
     """Shuts down TCP connections to other processes on this machine (on Linux and macOS).
 
-    Connections to the rendezvous port, and the file descriptor, stay open. Returns the number of
-    connections that were shut down.
+    Connections to the rendezvous port, and the file descriptor, stay open.
     """
-    count = 0
     for name in os.listdir("/dev/fd"):
         # closed meanwhile, or a listening socket, which has no peer
         with contextlib.suppress(OSError):
@@ -91,5 +89,3 @@ def shut_connections(keep_port: int | None, keep_fd: int = -1) -> int:
                 mine, other = connection.getsockname(), connection.getpeername()
                 if mine[0] == other[0] and keep_port not in (mine[1], other[1]):
                     connection.shutdown(socket.SHUT_RDWR)
-                    count += 1
-    return count
