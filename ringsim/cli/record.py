@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
 
-def add_trace(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def add_trace(verbs: Verbs) -> None:
     """Adds the command."""
     parser = add_verb(
         verbs,
@@ -60,7 +60,7 @@ def add_trace(verbs: Verbs[argparse.ArgumentParser]) -> None:
     add_rest(parser)
 
 
-def add_merge(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def add_merge(verbs: Verbs) -> None:
     """Adds the command."""
     parser = add_verb(
         verbs,

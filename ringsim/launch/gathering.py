@@ -31,13 +31,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ringsim.comm.bootstrap import BackgroundCall
-from ringsim.launch.block import BlockStore, find_place, lasts, never, place_of
+from ringsim.launch.block import BlockStore, Patience, find_place, lasts, never, place_of
 from ringsim.state import OUR_THREADS
 from ringsim.traces.parts import FILE_NAME, PartReader
 
@@ -144,9 +144,9 @@ def _ranks_in(directory: Path) -> list[int]:
     return sorted({int(name[1]) for name in names if name})
 
 
-def _while_at_work(then_s: float) -> Callable[[], bool]:
+def _while_at_work(then_s: float) -> Patience:
     """A patience that lasts while the program runs, and for some time afterwards."""
-    over: list[Callable[[], bool]] = []
+    over: list[Patience] = []
 
     def patience() -> bool:
         if not over and not threading.main_thread().is_alive():
@@ -220,7 +220,7 @@ class Gathering:
         self._fetched: list[Path] = []
         self.missing: list[str] = []
 
-    def fetch(self, left: Sequence[int], patience: Callable[[], bool]) -> None:
+    def fetch(self, left: Sequence[int], patience: Patience) -> None:
         """Fetches all parts that are on other hosts.
 
         Args:

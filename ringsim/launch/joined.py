@@ -36,9 +36,9 @@ from typing import Any
 from ringsim.diagnose.failure import raise_verdict, read_verdict
 from ringsim.errors import RingError
 from ringsim.launch.block import store_port
-from ringsim.launch.protocol import ASK, SHUT, WAKE, WAKE_S, WHERE, answer, list_unfinished
+from ringsim.launch.protocol import ASK, SHUT, WAKE, WAKE_S, WHERE, Ends, answer, list_unfinished
 from ringsim.launch.system import look_at_living, shut_connections
-from ringsim.launch.threads import Place, Threads
+from ringsim.launch.threads import Places, Threads
 from ringsim.launch.watcher import LiveRecords, Watcher
 from ringsim.state import start_thread
 from ringsim.traces.recorder import Recorder
@@ -110,7 +110,7 @@ class JoinedWatch:
             return None
         return verdict.error
 
-    def ask_others(self) -> list[dict[str, Any]]:
+    def ask_others(self) -> Ends:
         """Asks the other ranks where they are, after a wait on rank 0 failed without a verdict.
 
         Rank 0 calls this method before ``stop``; it ends the watch, and blocks for at most
@@ -228,7 +228,7 @@ class JoinedWatch:
         *lines, self._unread = self._unread.split(b"\n")
         return [ast.literal_eval(line.decode()) for line in lines]
 
-    def _hear_places(self, wait_s: float) -> dict[int, Place | None]:
+    def _hear_places(self, wait_s: float) -> Places:
         select.select([self._answers], [], [], wait_s)
         # an answer to the watcher's last question may arrive first
         return {rank: place for rank, question, place in self._hear() if question == WHERE}

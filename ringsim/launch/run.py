@@ -29,6 +29,7 @@ from ringsim.diagnose.snapshot import operation_of, until
 from ringsim.errors import Interrupted, RankFailed, RingError, RunTimeout, name_ranks
 from ringsim.launch.job import Job, RankKind
 from ringsim.launch.live import show_live
+from ringsim.launch.protocol import Ends
 from ringsim.launch.ranks import START_S, RankSet, get_launcher
 from ringsim.launch.results import read_result
 from ringsim.launch.supervisor import RunOptions, Supervisor
@@ -297,14 +298,14 @@ class Run(Supervisor):
             ],
         }
 
-    def _ends(self) -> list[dict[str, Any]]:
+    def _ends(self) -> Ends:
         """Returns each rank's end, or its activity when it was ended, for ``explain``.
 
         After a verdict, these are the states at that time.
         """
         ranks, reports = self.ranks, self.reports
         gone = [one.rank for one in ranks if one.result is not None]
-        ends: list[dict[str, Any]] = []
+        ends: Ends = []
         # their activity after they were woken is not the cause
         if (verdict := self.verdict) is not None:
             waited = {report.rank for report in reports if report.waited}

@@ -44,10 +44,19 @@ from ringsim.launch.debugging import answer
 from ringsim.launch.job import Job
 from ringsim.launch.output import RankOutput
 from ringsim.launch.progress import Progress, count_progress
-from ringsim.launch.protocol import ASK, IDLE, OVER, VARIABLES, WAKE_S, WHERE, list_unfinished
+from ringsim.launch.protocol import (
+    ASK,
+    IDLE,
+    OVER,
+    VARIABLES,
+    WAKE_S,
+    WHERE,
+    Ends,
+    list_unfinished,
+)
 from ringsim.launch.ranks import START_S, RankSet
 from ringsim.launch.system import has_proc, look_at_living
-from ringsim.launch.threads import Place, Threads
+from ringsim.launch.threads import Places, Threads
 from ringsim.launch.watcher import COLLECTIVE_S, POLL_S, LiveRecords, Watcher
 from ringsim.traces.cells import name_cells, rename_places
 from ringsim.traces.events import ERROR
@@ -191,11 +200,11 @@ class Supervisor:
         ]
         self.late: list[int] = []
         self.variables: dict[int, str] = {}  # by rank, if ranks keep them for an error
-        self.unfinished: list[dict[str, Any]] = []
+        self.unfinished: Ends = []
         self.records = LiveRecords(rank_set.directory, self.size)
         self.caught = self.records.caught
         self._open = {followed.channel: followed for followed in self.ranks}
-        self._places: dict[int, Place | None] = {}  # the places reported by ranks
+        self._places: Places = {}  # the places reported by ranks
         self._turn: list[Connection] = []  # of the rank whose debugger was answered last
         self._watcher = self._make_watcher()
         self._phase_ends_s = time.monotonic() + START_S
@@ -433,7 +442,7 @@ class Supervisor:
             if self._turn:
                 break
 
-    def _hear_places(self, wait_s: float) -> dict[int, Place | None]:
+    def _hear_places(self, wait_s: float) -> Places:
         self._hear(wait_s)
         return self._places
 
