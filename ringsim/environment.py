@@ -39,7 +39,7 @@ __all__ = ["Discovery", "discover"]
 
 HERE = "127.0.0.1"
 DEFAULT_PORT = 29500  # torch's own
-_VARIABLES = {
+VARIABLES = {
     "rank": "RANK",
     "world_size": "WORLD_SIZE",
     "local_rank": "LOCAL_RANK",
@@ -57,7 +57,8 @@ _MOST = 2**32  # the limit for ranks, jobs and steps
 # step numbers from here on mean a batch script or the shell of salloc, outside of srun
 _NO_TASKS = 4294967290
 _MOST_NAMES = 1_000_000  # more than any cluster has; limits the memory that a typo can use
-_NAME = re.compile(r"(?:\[[^\[\]\s]+\]|[^\[\],\s])+")  # a name may contain commas in brackets
+_NAME = r"(?:\[[^\[\]\s]+\]|[^\[\],\s])+"  # it may contain commas in brackets
+_NAMES = re.compile(f"{_NAME}(?:,{_NAME})*")
 # a bracket, or the characters before, between and after brackets
 _PART = re.compile(r"\[([^\]]*)\]|([^\[]+)")
 _WHOLE = re.compile("[0-9]{1,18}")
@@ -83,23 +84,17 @@ def expand_node_list(text: str) -> list[str]:
         ``scontrol show hostnames``, which expands the same lists (Slurm's manual page for
         scontrol).
     """
+    if _NAMES.fullmatch(text) is None:
+        raise _wrong(text, "consist of names with ranges in brackets, separated by commas")
     names: list[str] = []
-    begin = 0
-    while begin <= len(text):
-        name = _NAME.match(text, begin)
-        if name is None or text[name.end() : name.end() + 1] not in ("", ","):
-            raise _wrong(text, "consist of names with ranges in brackets, separated by commas")
+    for name in re.findall(_NAME, text):
         parts: list[list[str]] = []
         count = 1
-        for part in _PART.finditer(name.group()):
-            parts.append(
-                [part[2]]
-                if part[1] is None
-                else _spell_ranges(text, part[1], (_MOST_NAMES - len(names)) // count)
-            )
+        for bracket, plain in _PART.findall(name):
+            most = (_MOST_NAMES - len(names)) // count
+            parts.append([plain] if plain else _spell_ranges(text, bracket, most))
             count *= len(parts[-1])
         names += map("".join, itertools.product(*parts))
-        begin = name.end() + 1
     return names
 
 
@@ -143,6 +138,7 @@ class Facts:
     advice: str = ""
 
 
+@dataclass
 class _Reader:
     """Reads variables and remembers the ones that it found.
 
@@ -150,14 +146,13 @@ class _Reader:
     unset.
     """
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
-        self.seen: dict[str, str] = {}
+    environ: Mapping[str, str]
+    seen: dict[str, str] = field(default_factory=dict)
 
     def text(self, *names: str) -> str | None:
         """Returns the value as text."""
         for name in names:
-            value = self._environ.get(name, "").strip()
+            value = self.environ.get(name, "").strip()
             if value:
                 self.seen[name] = value
                 return value
@@ -184,8 +179,10 @@ def _read_torchrun(environ: Mapping[str, str]) -> Facts:
     rank, world_size = read.whole("RANK"), read.whole("WORLD_SIZE", low=1)
     local_rank = read.whole("LOCAL_RANK")
     head_ip, port = read.text("MASTER_ADDR"), read.whole("MASTER_PORT", low=1, high=65535)
-    if local_rank is None and head_ip is not None and _is_loopback(head_ip):
-        local_rank = rank  # all ranks are on this machine
+    if local_rank is None and head_ip is not None:
+        address = read_address(head_ip)
+        if head_ip == "localhost" if address is None else address.is_loopback:
+            local_rank = rank  # all ranks are on this machine
     return Facts("torchrun", rank, world_size, local_rank, head_ip, port, read.seen)
 
 
@@ -348,11 +345,12 @@ def _port_of_name(name: str | None) -> int:
     return DEFAULT_PORT if name is None else _port_of_number(zlib.crc32(name.encode()))
 
 
-def _is_loopback(host: str) -> bool:
+def read_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Returns a host's numeric address, or None if the host is a name."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host)
     except ValueError:
-        return host == "localhost"
+        return None
 
 
 @dataclass(frozen=True)
@@ -404,7 +402,7 @@ class Discovery:
             >>> discover("10.0.0.1", 29500, 4, 2, local_rank=0).export({})["RANK"]
             '2'
         """
-        variables = {variable: str(getattr(self, name)) for name, variable in _VARIABLES.items()}
+        variables = {variable: str(getattr(self, name)) for name, variable in VARIABLES.items()}
         (os.environ if environ is None else environ).update(variables)
         return variables
 
@@ -463,7 +461,7 @@ def discover(
     if given.get("world_size") == 1:
         given = {"rank": 0, "local_rank": 0, "head_ip": HERE, **given}
         given.setdefault("port", _free_port())
-    if given.keys() == _VARIABLES.keys():
+    if given.keys() == VARIABLES.keys():
         return _conclude(given, Facts("arguments"), given)
     facts = _choose(environ)
     if (
@@ -477,7 +475,7 @@ def discover(
             "world_size, or neither."
         )
     values = {**_known(facts), **given}
-    if missing := [name for name in _VARIABLES if name not in values]:
+    if missing := [name for name in VARIABLES if name not in values]:
         has_mpi = (
             any(name.startswith(_MPI) for name in environ)
             and importlib.util.find_spec("mpi4py") is not None
@@ -537,7 +535,7 @@ def _choose(environ: Mapping[str, str]) -> Facts:
     torchrun = _read_torchrun(environ)
     if _ELASTIC & environ.keys():
         return torchrun
-    complete = _known(torchrun).keys() == _VARIABLES.keys()
+    complete = _known(torchrun).keys() == VARIABLES.keys()
     launchers = _ask_launchers(environ)
     if not launchers:
         return torchrun
@@ -558,7 +556,7 @@ def _choose(environ: Mapping[str, str]) -> Facts:
 
 
 def _known(facts: Facts) -> dict[str, Any]:
-    return {name: value for name in _VARIABLES if (value := getattr(facts, name)) is not None}
+    return {name: value for name in VARIABLES if (value := getattr(facts, name)) is not None}
 
 
 def _compare(one: Facts, other: Facts) -> None:
@@ -601,7 +599,7 @@ def _unfinished(
     """Returns the error for missing values; the error lists the known values and a remedy."""
     passed = {name: repr(value) for name, value in given.items()}
     got = _show({**facts.variables, **passed}) or "nothing"
-    names, variables = _join(missing), _join([_VARIABLES[name] for name in missing])
+    names, variables = _join(missing), _join([VARIABLES[name] for name in missing])
     if facts.rule != "torchrun":
         last = (
             "With ask_mpi=True, ringsim asks mpi4py, which starts MPI."

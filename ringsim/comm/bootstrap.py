@@ -47,7 +47,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ringsim.environment import order_by_hosts
+from ringsim.environment import order_by_hosts, read_address
 from ringsim.errors import ArgumentError, RendezvousFailed
 
 T = TypeVar("T")
@@ -355,17 +355,14 @@ class RollCall:
             return False
         return True
 
-    def _publish(self, stage: str, verdict: dict[str, Any]) -> dict[str, Any]:
+    def _publish(self, stage: str, verdict: dict[str, Any]) -> Any:
         """Writes a verdict unless one already exists, and returns the verdict that counts."""
-        standing: dict[str, Any] = json.loads(
-            self.store.compare_set(f"{stage}/verdict", "", json.dumps(verdict))
-        )
-        return standing
+        return json.loads(self.store.compare_set(f"{stage}/verdict", "", json.dumps(verdict)))
 
-    def _verdict(self, stage: str, deadline: float) -> dict[str, Any]:
+    def _verdict(self, stage: str, deadline: float) -> Any:
         """Waits for the verdict and returns it, or raises RendezvousFailed for an error."""
         if self._wait(f"{stage}/verdict", deadline):
-            verdict: dict[str, Any] = json.loads(self.store.get(f"{stage}/verdict"))
+            verdict = json.loads(self.store.get(f"{stage}/verdict"))
         else:
             arrived = self.store.add(f"{stage}/count", 0)
             why = "not all ranks arrived within the time limit" + self._attendance(stage)
@@ -583,15 +580,13 @@ def reach(address: str, port: int, timeout_s: float, descriptor: int | None = No
     ``descriptor``.
     """
 
-    def connect() -> Store:
-        limit = timedelta(seconds=timeout_s)
-        hosts = descriptor is not None
-        store: Store = TCPStore(
+    def connect() -> Any:
+        hosts, limit = descriptor is not None, timedelta(seconds=timeout_s)
+        return TCPStore(
             address, port, None, hosts, limit, wait_for_workers=False, master_listen_fd=descriptor
         )
-        return store
 
-    return BackgroundCall(connect).result(timeout_s)
+    return BackgroundCall[Store](connect).result(timeout_s)
 
 
 def close_door(descriptor: int, address: str, port: int) -> socket.socket | None:
@@ -730,14 +725,6 @@ def _unanswered(where: str, found: str) -> RendezvousFailed:
     )
 
 
-def _numeric(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Returns a host's numeric address, or None if the host is a name."""
-    try:
-        return ipaddress.ip_address(host)
-    except ValueError:
-        return None
-
-
 def _leads_alike(host: str) -> bool:
     """Returns whether a host that resolves to loopback here also does so on every other machine.
 
@@ -745,7 +732,7 @@ def _leads_alike(host: str) -> bool:
     machine's /etc/hosts may map the name to loopback (Debian: 127.0.1.1), while other machines get
     the machine's address on the network.
     """
-    return host == "localhost" or _numeric(host) is not None
+    return host == "localhost" or read_address(host) is not None
 
 
 def _resolve(host: str, deadline: float) -> list[Address]:
@@ -753,7 +740,7 @@ def _resolve(host: str, deadline: float) -> list[Address]:
 
     IPv4 addresses come first, so that rank 0 and the others first try the same address.
     """
-    numeric = _numeric(host)
+    numeric = read_address(host)
     if numeric is not None:
         if numeric.is_unspecified:
             raise ArgumentError(

@@ -48,7 +48,7 @@ from ringsim.comm.functions import FUNCTIONS, MANAGING
 from ringsim.comm.handles import Handle
 from ringsim.comm.log import configure, find_place
 from ringsim.comm.log import log_summary as _log_summary
-from ringsim.environment import Discovery, discover
+from ringsim.environment import VARIABLES, Discovery, discover
 from ringsim.errors import ArgumentError, RingError
 from ringsim.state import get_state
 
@@ -423,7 +423,6 @@ def _check_joined() -> None:
 
 TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
 _LOGGER = logging.getLogger("ringsim.comm")
-_FIVE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _TIMEOUT = timedelta(minutes=10)
 
 
@@ -626,7 +625,8 @@ def _find(rule: str, variable: str, *kept: str) -> Discovery:
 
 
 def _without_torchs(*kept: str) -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in _FIVE or name in kept}
+    left_out = {*VARIABLES.values()} - {*kept}
+    return {name: value for name, value in os.environ.items() if name not in left_out}
 
 
 def _set(found: Discovery, verbose: bool) -> None:

@@ -57,6 +57,7 @@ from ringsim.diagnose.waitfor import analyse, hindering
 from ringsim.errors import TraceFileError, name_ranks
 from ringsim.launch.block import BlockStore, find_place, never, place_of
 from ringsim.launch.gathering import Gathering, send
+from ringsim.launch.protocol import Ends
 from ringsim.state import start_thread
 from ringsim.traces.documents import are_all
 from ringsim.traces.events import IN_FLIGHT, NONE
@@ -115,24 +116,16 @@ class _Doubt:
     told: bool = False
 
 
-def watch_hosts(
-    keys: BlockStore, recorder: Recorder, stands: Callable[[], str | None]
-) -> HostWatch:
-    """Starts this rank's role in the watch; every rank of the block has a role.
+class HostWatch(ABC):
+    """A thread that polls the ranks on this host; the base class of both roles.
+
+    Every rank of the block has a role, from its creation to ``stop``.
 
     Args:
         keys: the keys of the block.
         recorder: this rank's recorder.
         stands: a function that returns a text for the state of this host's ranks if all stand
             still, or "" if some continue, or None if another rank watches.
-    """
-    watch = (Witness if recorder.rank else Judge)(keys, recorder, stands)
-    watch.start()
-    return watch
-
-
-class HostWatch(ABC):
-    """A thread that polls the ranks on this host; the base class of both roles.
 
     Attributes:
         said: the printed findings, on rank 0.
@@ -145,9 +138,6 @@ class HostWatch(ABC):
         self._world_size, self.said = recorder.world_size, list[str]()
         self._place = place_of(self._directory)
         self._stopped = threading.Event()
-
-    def start(self) -> None:
-        """Starts the thread."""
         self._thread = start_thread("hosts", self._run)
 
     def stop(self) -> None:
@@ -234,7 +224,6 @@ class Judge(HostWatch):
     _question = 0  # the number of the last one
 
     def __init__(self, *role: Any) -> None:
-        super().__init__(*role)
         self.hosts: dict[str, Host] = {}
         self._places: dict[int, dict[str, Any]] = {}
         limit_s = default_timeout_s()
@@ -243,8 +232,9 @@ class Judge(HostWatch):
             f"ringsim does not end ranks for this reason, but the process group's timeout{limit} "
             "does (timeout= in init_process_group)"
         )
+        super().__init__(*role)
 
-    def find_lost(self, ranks: Sequence[int]) -> list[dict[str, Any]]:
+    def find_lost(self, ranks: Sequence[int]) -> Ends:
         """Returns the ends of ranks on silent hosts, as a trace stores them for ``explain``.
 
         The method first waits until it is clear which hosts are silent.

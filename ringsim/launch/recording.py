@@ -29,7 +29,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -45,13 +45,22 @@ from ringsim.comm.log import interrupt_log, resume_log
 from ringsim.diagnose.failure import clear_verdict, error_of_kind, note_failed_threads, read_verdict
 from ringsim.diagnose.parting import tell_partings
 from ringsim.errors import RingError
-from ringsim.launch.block import BlockStore, enter_block, find_place, lasts, place_of, store_port
+from ringsim.launch.block import (
+    BlockStore,
+    Patience,
+    enter_block,
+    find_place,
+    lasts,
+    place_of,
+    store_port,
+)
 from ringsim.launch.clocks import ClockComparison
 from ringsim.launch.ends import find_culprits, find_ends, tell_end
 from ringsim.launch.gathering import Gathering, Offer
-from ringsim.launch.hosts import HostWatch, Judge, stay_unwatched, watch_hosts
+from ringsim.launch.hosts import HostWatch, Judge, Witness, stay_unwatched
 from ringsim.launch.joined import JoinedWatch
 from ringsim.launch.merging import WAIT_S, Merge, collect_announcements
+from ringsim.launch.protocol import Ends
 from ringsim.launch.system import has_proc
 from ringsim.launch.watcher import LiveRecords
 from ringsim.state import get_state
@@ -240,7 +249,8 @@ class Recording:
         parts.callback(watch.stop)
         block.recorder.on_failure = watch.on_failure
         if block.world_size > 1:
-            self._hosts = watch_hosts(block.keys, block.recorder, watch.stands)
+            role = Witness if block.rank else Judge
+            self._hosts = role(block.keys, block.recorder, watch.stands)
             answering.callback(self._hosts.stop)
 
     # -- leaving
@@ -253,7 +263,7 @@ class Recording:
         left = tell_end(block.rank, error)
         if error is not None:
             _say_why(block, error, left)
-        others: list[dict[str, Any]] = []
+        others: Ends = []
         if self._watch is not None and error is not None:
             others = self._watch.ask_others()
         span = [block.first, block.recorder.count]
@@ -288,7 +298,7 @@ class Recording:
         block: _Block,
         error: BaseException | None,
         hurry: threading.Event,
-        others: list[dict[str, Any]],
+        others: Ends,
     ) -> RingError | None:
         """On rank 0, collects the parts of all ranks and writes the file.
 
@@ -397,7 +407,7 @@ def _compare_clocks(block: _Block, answering: ExitStack) -> None:
     if block.world_size == 1 or store_port() < 0:
         return
 
-    def find_clock_of_rank_0(patience: Callable[[], bool]) -> str | None:
+    def find_clock_of_rank_0(patience: Patience) -> str | None:
         return find_place(block.keys, 0, patience).get("clock")
 
     clocks = ClockComparison(block.keys.store, block.recorder, find_clock_of_rank_0)
