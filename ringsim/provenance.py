@@ -29,7 +29,9 @@ def machine() -> dict[str, Any]:
     """
     return {
         "cpu": _cpu(),
-        "cores": _cores(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1,
         "memory_bytes": _memory_bytes(),
         "platform": platform.platform(terse=True),
     }
@@ -188,10 +190,6 @@ def _cpu() -> str:
             if key.strip() in ("model name", "Hardware", "cpu model") and value.strip():
                 return " ".join(value.split())
     return platform.processor() or platform.machine() or "unknown processor"
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _memory_bytes() -> int | None:

@@ -85,12 +85,7 @@ class _Process:
     def change(self, state: RankState, *, simulates: bool) -> None:
         """Sets all attributes."""
         self.state, self.simulates = state, simulates
-        self.unchanged = not simulates and is_plain(state)
-
-
-def is_plain(state: RankState) -> bool:
-    """Returns whether a rank's ``ringsim.comm`` calls go directly to torch."""
-    return state.log is None
+        self.unchanged = not simulates and state.log is None
 
 
 process = _Process()

@@ -55,6 +55,9 @@ __all__ = [
 ]
 
 
+_Edges = dict[Hashable, dict[Hashable, Link]]  # the links of a graph, by their two ends
+
+
 class Hop(NamedTuple):
     """One link on a message's route.
 
@@ -311,7 +314,7 @@ class GraphLinks:
     """
 
     graph: Any
-    _out: dict[Hashable, dict[Hashable, Link]] = field(init=False, compare=False)
+    _out: _Edges = field(init=False, compare=False)
     # filled when ranks first send
     _trees: dict[int, dict[Hashable, Hashable]] = field(init=False, compare=False)
 
@@ -327,7 +330,7 @@ class GraphLinks:
                 f"graph must be a networkx Graph or DiGraph, got {graph!r}. Add each edge with "
                 "link=Link(...)."
             )
-        out: dict[Hashable, dict[Hashable, Link]] = {node: {} for node in graph.nodes}
+        out: _Edges = {node: {} for node in graph.nodes}
         for here, there, link in graph.edges(data="link"):
             check_link(f"link of edge ({here!r}, {there!r})", link)
             out[here][there] = link
@@ -371,9 +374,7 @@ class GraphLinks:
         return [Hop((here, there), self._out[here][there]) for here, there in pairwise(passed)]
 
 
-def _cheapest_ways(
-    out: dict[Hashable, dict[Hashable, Link]], src: Hashable
-) -> dict[Hashable, Hashable]:
+def _cheapest_ways(out: _Edges, src: Hashable) -> dict[Hashable, Hashable]:
     """Returns the preceding node on the route to each reachable node (Dijkstra's algorithm)."""
     before: dict[Hashable, Hashable] = {}
     best: dict[Hashable, tuple[float, int]] = {src: (0.0, 0)}

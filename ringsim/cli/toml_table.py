@@ -145,9 +145,9 @@ class TomlTable:
             raise self.wrong(key, f"at most {_LARGEST:g}", say(value))
         return rule.make(value)
 
-    def choice(self, key: str, names: tuple[str, ...], default: str | None = None) -> str:
+    def choice(self, key: str, names: tuple[str, ...]) -> str:
         """Returns the value of a key that must be one of several words."""
-        value = self._find(key, default)
+        value = self._find(key)
         if value not in names:
             near = get_close_matches(value, names, 1) if isinstance(value, str) else []
             raise self.wrong(
@@ -225,7 +225,7 @@ class TomlTable:
             f"{what} must be {rule}, got {got} ({self.name} in {self.file}). {hint}"
         )
 
-    def _find(self, key: str, default: Any) -> Any:
+    def _find(self, key: str, default: Any = None) -> Any:
         self._known.append(key)
         if key not in self and default is None:
             near = get_close_matches(

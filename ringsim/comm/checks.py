@@ -289,7 +289,7 @@ class BufferGuard:
         self.uses: dict[Work, _Use] = {}  # posted and not yet waited for
         self._waited: weakref.WeakSet[Work] = weakref.WeakSet()
         # Python's registry of warnings: one warning per line
-        self._warned: dict[str | tuple[str, type[Warning], int], int] = {}
+        self._warned: dict[Any, int] = {}
         self._mode = _Watch(self)
 
     def start(self) -> None:

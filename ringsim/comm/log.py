@@ -297,9 +297,9 @@ class LogOptions:
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        prof: bool = False,
-        log_name: str | None = None,
-        debug: str | None = None,
+        prof: bool,
+        log_name: str | None,
+        debug: str | None,
     ) -> Any:
         """Runs a ``ringsim.comm`` operation, and logs it if it is selected.
 

@@ -21,7 +21,7 @@ from ringsim.comm.building import FALLBACK_TAG, build, warn_once
 from ringsim.comm.calls import (
     READINGS,
     Call,
-    GroupMembers,
+    Members,
     describe,
     name_of_reduction,
     read_call,
@@ -56,7 +56,7 @@ class MessageGroup(PythonGroup):
         1
     """
 
-    _members: GroupMembers | None = None
+    _members: Members | None = None
     _recorder: Recorder | None = None
     _posts: dict[str, Post] = {}  # noqa: RUF012 - replaced whole with each recorder
 
@@ -114,11 +114,11 @@ class MessageGroup(PythonGroup):
     # -- operations based on these methods
 
     @property
-    def members(self) -> GroupMembers:
+    def members(self) -> Members:
         """The ranks of the group."""
         if self._members is None:
             name, ranks = name_and_ranks(self)
-            self._members = GroupMembers(ranks, self.rank(), name, self.check_tensor)
+            self._members = Members(ranks, self.rank(), name, self.check_tensor)
         return self._members
 
     def _set_group_name(self, name: str) -> None:
@@ -219,7 +219,7 @@ class MessageGroup(PythonGroup):
     def _post(
         self,
         name: str,
-        members: GroupMembers,
+        members: Members,
         peer: int,
         tag: int,
         tensors: Sequence[Tensor],

@@ -213,7 +213,9 @@ class _Maker:
         world.complete(everybody.Ibarrier(), f"init_process_group (rank {rank} of {size})")
         world.comm, job.control = everybody.Dup(), everybody.Dup()
         job.store = _share_store(world)
-        roll = RollCall(job.store, rank, Card(size, "cpu", tuple(range(size))), hosts=rank == 0)
+        card = Card(size, "cpu", tuple(range(size)))
+        # a rank may leave before another one arrives
+        roll = RollCall(job.store, rank, card, hosts=rank == 0, reused=True)
         undo = enter_job(everybody)
 
         def leave() -> None:

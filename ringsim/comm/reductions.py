@@ -15,7 +15,8 @@ from torch.distributed import ReduceOp
 from ringsim.comm.calls import name_of_reduction
 from ringsim.errors import ArgumentError
 
-_STEPS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+_Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+_STEPS: dict[str, _Step] = {
     "SUM": torch.add,
     "AVG": torch.add,
     "PRODUCT": torch.mul,
@@ -28,7 +29,7 @@ _STEPS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 _OF_COMPLEX = ("SUM", "AVG")  # torch.distributed sums complex numbers as pairs of real ones
 
 
-def check_reduction(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+def check_reduction(op: Any) -> _Step:
     """Returns the two-argument function that a reduction applies repeatedly.
 
     Raises ArgumentError unless the reduction is one of torch's eight plain reductions.

@@ -30,7 +30,13 @@ from ringsim.comm.dispatcher import Issued, LateWaits, get_dispatcher
 from ringsim.comm.ended_groups import check_group
 from ringsim.comm.gpu_times import NO_EVENT, NOT_READ, Begun, GpuTimes, find_gpu, is_nccl
 from ringsim.comm.group_order import record_end_of_groups, record_new_groups
-from ringsim.comm.numbering import COLLECTIVE_NAMES, RECV_NAMES, SEND_NAMES, Names
+from ringsim.comm.numbering import (
+    COLLECTIVE_NAMES,
+    RECV_NAMES,
+    SEND_NAMES,
+    KnownGroup,
+    Names,
+)
 from ringsim.comm.polling import make_is_completed
 from ringsim.comm.program_spans import find_pipelining, make_stage_replacements
 from ringsim.comm.torch_private import (
@@ -293,7 +299,7 @@ class _Hooks:
 
     # -- the state
 
-    def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
+    def meet_group(self, group: ProcessGroup) -> KnownGroup:
         """Numbers a group.
 
         After the first group on NCCL, or with a timeout, all operations go through ``keep``.

@@ -78,7 +78,7 @@ from ringsim.launch.protocol import (
     answer,
 )
 from ringsim.launch.results import describe_unpicklable, write_result
-from ringsim.launch.system import shut_connections
+from ringsim.launch.system import name_process, shut_connections
 from ringsim.ring.printing import restore_output
 from ringsim.ring.ring import initialize
 from ringsim.state import change_state, get_state
@@ -316,12 +316,6 @@ def warm_up() -> None:
         recorder = _start_recording(RankConfig(directory, 0, 1, "cpu", 1.0, ring=False))
         torch_hooks.uninstall(recorder)
         recorder.close()
-
-
-def name_process(name: str) -> None:
-    """Names this process for `ps` and `ringsim doctor`, if the system allows it."""
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:
-        comm.write(name)
 
 
 def _redirect_output(config: RankConfig) -> None:

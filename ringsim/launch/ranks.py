@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import functools
 import json
+import math
 import os
 import queue
 import secrets
@@ -335,8 +336,8 @@ class ForkedRanks(RankSet):
     Args:
         server: the fork server.
         kind: the properties of the ranks.
-        park_s: the time after which the server ends ranks forked ahead of a call; None for a call
-            that waits.
+        park_s: the time after which the server ends ranks forked ahead of a call; infinite for
+            a call that waits.
         keep_at: the directory for their files, or None for a private one.
     """
 
@@ -345,7 +346,7 @@ class ForkedRanks(RankSet):
         server: ForkServer,
         kind: RankKind,
         *,
-        park_s: float | None = None,
+        park_s: float = math.inf,
         keep_at: Path | None = None,
     ) -> None:
         super().__init__(kind, keep_at)
@@ -359,7 +360,7 @@ class ForkedRanks(RankSet):
                 first, min(first + FDS_PER_MESSAGE, kind.world_size), park_s
             )
 
-    def _fork(self, first: int, end: int, park_s: float | None) -> list[Connection]:
+    def _fork(self, first: int, end: int, park_s: float = math.inf) -> list[Connection]:
         """Forks the ranks ``first`` to ``end - 1``; returns their channels."""
         pairs = [socket.socketpair() for _ in range(first, end)]
         message = {
@@ -379,7 +380,7 @@ class ForkedRanks(RankSet):
         if not self._server.alive:
             raise RingError(f"cannot start rank {rank} again: the process that forks ranks died.")
         self.channels[rank].close()
-        (self.channels[rank],) = self._fork(rank, rank + 1, None)
+        (self.channels[rank],) = self._fork(rank, rank + 1)
 
     def take(self) -> bool:
         """Takes parked ranks for a call; returns False if they have ended in the meantime."""

@@ -65,6 +65,12 @@ def measure_memory(pid: str) -> int | None:
     return 1024 * int(text.partition("\nPss:")[2].split()[0])
 
 
+def name_process(name: str) -> None:
+    """Names this process for `ps` and `ringsim doctor`, if the system allows it."""
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:
+        comm.write(name)
+
+
 def has_proc() -> bool:
     """Returns whether this system has /proc."""
     return os.path.exists("/proc/self/stat")

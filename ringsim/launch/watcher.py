@@ -166,13 +166,11 @@ class LiveRecords:
 
     def blame(self, diagnosis: Diagnosis) -> Diagnosis:
         """Returns a diagnosis with failed threads as the causes of the findings."""
-        notices = [
-            (rank, read_notice(label))
+        failed = {
+            rank: said[1]
             for rank, part in enumerate(self.parts)
             for label in reversed(part.names["label"].values())
-        ]
-        failed = {
-            rank: said[1] for rank, said in notices if said is not None and said[0] == THREAD_FAILED
+            if (said := read_notice(label)) is not None and said[0] == THREAD_FAILED
         }
         return replace(diagnosis, findings=blame_threads(diagnosis.findings, failed))
 
