@@ -37,6 +37,7 @@ from ringsim.errors import ArgumentError, RingError, name_integers, read_whole
 
 __all__ = ["Discovery", "discover"]
 
+Environ = Mapping[str, str]  # variables
 HERE = "127.0.0.1"
 DEFAULT_PORT = 29500  # torch's own
 VARIABLES = {
@@ -146,7 +147,7 @@ class _Reader:
     unset.
     """
 
-    environ: Mapping[str, str]
+    environ: Environ
     seen: dict[str, str] = field(default_factory=dict)
 
     def text(self, *names: str) -> str | None:
@@ -173,7 +174,7 @@ class _Reader:
         return int(value)
 
 
-def _read_torchrun(environ: Mapping[str, str]) -> Facts:
+def _read_torchrun(environ: Environ) -> Facts:
     """Reads the variables that torchrun and ``init_process_group`` use; any may be missing."""
     read = _Reader(environ)
     rank, world_size = read.whole("RANK"), read.whole("WORLD_SIZE", low=1)
@@ -186,7 +187,7 @@ def _read_torchrun(environ: Mapping[str, str]) -> Facts:
     return Facts("torchrun", rank, world_size, local_rank, head_ip, port, read.seen)
 
 
-def _read_openmpi(environ: Mapping[str, str]) -> Facts | None:
+def _read_openmpi(environ: Environ) -> Facts | None:
     """Reads Open MPI's variables, which Azure ML and SageMaker also set.
 
     Open MPI itself does not set the address of rank 0; the addresses that it sets belong to
@@ -240,18 +241,18 @@ def _sagemaker_head(training: str) -> str | None:
     return head if isinstance(head, str) and head else None
 
 
-def _read_mpich(environ: Mapping[str, str]) -> Facts | None:
+def _read_mpich(environ: Environ) -> Facts | None:
     """Reads the variables of MPICH, Intel MPI and MVAPICH2."""
     own = {"HYDI_CONTROL_FD", "MPI_LOCALRANKID", "MPI_RANKID", "MV2_COMM_WORLD_RANK"}
     return _read_pmi(environ, "mpich") if own & environ.keys() else None
 
 
-def _read_any_pmi(environ: Mapping[str, str]) -> Facts | None:
+def _read_any_pmi(environ: Environ) -> Facts | None:
     """Reads the variables of other PMI launchers, such as PALS and PRRTE; some may be missing."""
     return _read_pmi(environ, "pmi") if {"PMI_RANK", "PMIX_RANK"} & environ.keys() else None
 
 
-def _read_pmi(environ: Mapping[str, str], rule: str) -> Facts:
+def _read_pmi(environ: Environ, rule: str) -> Facts:
     read = _Reader(environ)
     rank = read.whole("MV2_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MPI_RANKID")
     world_size = read.whole("MV2_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_NRANKS", low=1)
@@ -279,7 +280,7 @@ def _read_pmi(environ: Mapping[str, str], rule: str) -> Facts:
     )
 
 
-def _read_slurm(environ: Mapping[str, str]) -> Facts | None:
+def _read_slurm(environ: Environ) -> Facts | None:
     """Reads the variables of a Slurm step: its tasks and machines.
 
     A batch script has no step, because it is a single process.
@@ -321,7 +322,7 @@ def _read_slurm(environ: Mapping[str, str]) -> Facts | None:
 # In order of priority: a launcher that starts ranks itself comes before the launcher that started
 # it. `mpirun` in a Slurm job starts its daemons with `srun`, so ranks also see the SLURM_PROCID of
 # their daemon.
-LAUNCHERS: tuple[Callable[[Mapping[str, str]], Facts | None], ...] = (
+LAUNCHERS: tuple[Callable[[Environ], Facts | None], ...] = (
     _read_openmpi,
     _read_mpich,
     _read_slurm,
@@ -329,7 +330,7 @@ LAUNCHERS: tuple[Callable[[Mapping[str, str]], Facts | None], ...] = (
 )
 
 
-def _ask_launchers(environ: Mapping[str, str]) -> list[Facts]:
+def _ask_launchers(environ: Environ) -> list[Facts]:
     return [facts for launcher in LAUNCHERS if (facts := launcher(environ)) is not None]
 
 
@@ -527,7 +528,7 @@ def _check(**arguments: Any) -> dict[str, Any]:
     return given if arguments["head_ip"] is None else {**given, "head_ip": head_ip}
 
 
-def _choose(environ: Mapping[str, str]) -> Facts:
+def _choose(environ: Environ) -> Facts:
     """Returns the innermost launcher's values, supplemented with torchrun's variables.
 
     Users also set torchrun's variables by hand.
@@ -593,7 +594,7 @@ def _unfinished(
     missing: list[str],
     facts: Facts,
     given: Mapping[str, Any],
-    environ: Mapping[str, str],
+    environ: Environ,
     has_mpi: bool,
 ) -> RingError:
     """Returns the error for missing values; the error lists the known values and a remedy."""
@@ -672,7 +673,7 @@ def _free_port() -> int:
     return port
 
 
-def _show(variables: Mapping[str, str]) -> str:
+def _show(variables: Environ) -> str:
     return ", ".join(
         f"{name}={value if len(value) <= _SHOWN else value[:_SHOWN] + '...'}"
         for name, value in variables.items()

@@ -97,7 +97,17 @@ class _Roomy:
 
 
 @dataclass(frozen=True)
-class RingLinks(_Roomy):
+class _OneLink(_Roomy):
+    """The base class for networks whose links all cost the same."""
+
+    link: Link
+
+    def __post_init__(self) -> None:
+        check_link("link", self.link)
+
+
+@dataclass(frozen=True)
+class RingLinks(_OneLink):
     """A ring of ranks, each with links to both neighbours.
 
     A message to a more distant rank passes through the ranks in between.
@@ -112,11 +122,6 @@ class RingLinks(_Roomy):
         >>> [hop.edge for hop in RingLinks(Link(1e-6, 1e-10)).route(0, 6, world_size=8)]
         [(0, 7), (7, 6)]
     """
-
-    link: Link
-
-    def __post_init__(self) -> None:
-        check_link("link", self.link)
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
         """Returns the shorter way around, or the ascending one if both are equally long."""
@@ -216,7 +221,7 @@ class GlooCosts:
 
 
 @dataclass(frozen=True)
-class OneMachine(_Roomy):
+class OneMachine(_OneLink):
     """Ranks on one machine: each pair has its own link, and all ranks share the cores.
 
     A message occupies a core while it is being carried, and a rank occupies a core for the
@@ -237,12 +242,11 @@ class OneMachine(_Roomy):
         [(0, 5)]
     """
 
-    link: Link
     cores: int
     gloo: GlooCosts | None = None
 
     def __post_init__(self) -> None:
-        check_link("link", self.link)
+        super().__post_init__()
         check_integer("cores", self.cores, 1, "Pass os.cpu_count(), for example.")
         if self.gloo is not None and not isinstance(self.gloo, GlooCosts):
             raise ArgumentError(
@@ -256,7 +260,7 @@ class OneMachine(_Roomy):
 
 
 @dataclass(frozen=True)
-class FullBisection(_Roomy):
+class FullBisection(_OneLink):
     """A network with one outgoing and one incoming link per rank, and no other bottleneck.
 
     If a rank sends to two others at the same time, each message gets half the bandwidth of the
@@ -273,11 +277,6 @@ class FullBisection(_Roomy):
         >>> [hop.edge for hop in FullBisection(Link(1e-6, 1e-10)).route(0, 5, world_size=8)]
         [(0, 'network'), ('network', 5)]
     """
-
-    link: Link
-
-    def __post_init__(self) -> None:
-        check_link("link", self.link)
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
         """Returns the link out of one rank and the link into the other."""

@@ -337,7 +337,12 @@ def test_what_is_under_way_at_the_end_shares_one_limit(
 
     monkeypatch.setattr(dispatcher, "JOIN_S", 0.2)
     monkeypatch.setattr(threading.Thread, "join", join_last)
-    monkeypatch.setattr(dispatcher, "leave_thread", lambda thread: left.append(thread.is_alive()))
+
+    def leave(thread: threading.Thread, limit_s: float) -> None:
+        thread.join(limit_s)
+        left.append(thread.is_alive())
+
+    monkeypatch.setattr(dispatcher, "leave_thread", leave)
     assert program.end().status.tolist() == [OK, IN_FLIGHT, IN_FLIGHT]
     assert (len(limits), left) == (3, [False, True, True])
     assert limits[1] + limits[2] < 1.5 * dispatcher.JOIN_S

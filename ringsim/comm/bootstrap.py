@@ -85,11 +85,12 @@ class BackgroundCall(Generic[T]):
 _LEFT_S = 5.0  # the time that an ending process waits for an abandoned thread
 
 
-def leave_thread(thread: threading.Thread) -> None:
-    """When the interpreter exits, waits for a thread that was asked to stop.
+def leave_thread(thread: threading.Thread, limit_s: float) -> None:
+    """Waits for a thread that was asked to stop, and again when the interpreter exits.
 
     If a torch call returned in that thread later, the process would abort.
     """
+    thread.join(limit_s)
     if thread.is_alive():
         atexit.register(thread.join, _LEFT_S)
 

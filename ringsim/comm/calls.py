@@ -710,8 +710,6 @@ def _split_bytes(given: Any, rows: Any, group_size: int) -> tuple[int, ...]:
     if not isinstance(given, torch.Tensor):
         return tuple(each.nbytes for each in given) if len(given) == group_size else ()
     length = len(given)
-    if not rows and length % group_size:
-        return ()
     rows = rows or [length // group_size] * group_size
     if len(rows) != group_size or sum(rows) != length:
         return ()

@@ -42,7 +42,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from ringsim.comm.backends import CurrentBackend
 from ringsim.comm.backends import set_backend as _set_backend
 from ringsim.comm.bootstrap import Card, build_default_group, finishing, meet
-from ringsim.comm.calls import make_signature, name_function
+from ringsim.comm.calls import Tensors, make_signature, name_function
 from ringsim.comm.deepspeed_log import describe
 from ringsim.comm.functions import FUNCTIONS, MANAGING
 from ringsim.comm.handles import Handle
@@ -217,9 +217,7 @@ def all_reduce_coalesced(
     return _wait_for_all(works, tensors, async_op)
 
 
-def _wait_for_all(
-    works: list[Any], results: Sequence[torch.Tensor], async_op: bool
-) -> Handle | None:
+def _wait_for_all(works: list[Any], results: Tensors, async_op: bool) -> Handle | None:
     """Returns a single handle for several operations, or waits for all of the operations."""
     handle = Handle(works, results=results)
     if async_op:

@@ -37,7 +37,7 @@ from torch.distributed import ProcessGroup, Work
 from torch.library import Library
 
 from ringsim.comm.bootstrap import leave_thread
-from ringsim.comm.calls import METHODS, Reading, find_tensors
+from ringsim.comm.calls import METHODS, Reading, Tensors, find_tensors
 from ringsim.comm.torch_private import Hook, keys_below_backend_select, tree_leaves
 from ringsim.state import start_thread
 from ringsim.traces.events import ERROR, NONE, OK
@@ -215,7 +215,7 @@ class LateWaits:
         work: Work,
         slot: int,
         group: int,
-        made: Sequence[torch.Tensor] = (),
+        made: Tensors = (),
         frame: FrameType | None = None,
     ) -> None:
         """Tracks a collective until it is done, and records when that happens.
@@ -282,8 +282,7 @@ class LateWaits:
             each.put(None)
         end_s = time.monotonic() + JOIN_S
         for thread in self._threads:
-            thread.join(max(end_s - time.monotonic(), 0.0))
-            leave_thread(thread)
+            leave_thread(thread, max(end_s - time.monotonic(), 0.0))
 
     def _run(self, items: queue.SimpleQueue[_UnderWay | None]) -> None:
         # Collectives that ended while their threads were in C++, and may have been waited for there

@@ -22,6 +22,7 @@ from ringsim.comm.calls import (
     READINGS,
     Call,
     Members,
+    Tensors,
     describe,
     name_of_reduction,
     read_call,
@@ -222,7 +223,7 @@ class MessageGroup(PythonGroup):
         members: Members,
         peer: int,
         tag: int,
-        tensors: Sequence[Tensor],
+        tensors: Tensors,
         copies: int = 1,
         how: str = "",
     ) -> Begun:
@@ -244,7 +245,7 @@ class MessageGroup(PythonGroup):
 
 
 def _begin(
-    begin: Callable[[], Work], begun: Begun, results: Sequence[Tensor], ranks: Sequence[int] = ()
+    begin: Callable[[], Work], begun: Begun, results: Tensors, ranks: Sequence[int] = ()
 ) -> Handle:
     """Begins an operation, and completes its record when the operation ends."""
     try:

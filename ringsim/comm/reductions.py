@@ -6,13 +6,13 @@ Sums and products of floats may differ from a library's results in the last bits
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.distributed import ReduceOp
 
-from ringsim.comm.calls import name_of_reduction
+from ringsim.comm.calls import Tensors, name_of_reduction
 from ringsim.errors import ArgumentError
 
 _Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -69,7 +69,7 @@ def find_refusal(dtype: torch.dtype, how: str) -> str:
     return ""
 
 
-def reduce_parts(parts: Sequence[torch.Tensor], op: Any) -> torch.Tensor:
+def reduce_parts(parts: Tensors, op: Any) -> torch.Tensor:
     """Reduces tensors of the same shape.
 
     The function combines the first tensor with the second, the result with the third, and so on. A

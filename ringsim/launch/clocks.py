@@ -112,8 +112,7 @@ class ClockComparison:
                 self._store.set(f"clock/over/{self._number}", "")
                 self._store.queue_push(f"clock/asked/{self._number}", "")
         for thread in [*self._threads.values()]:
-            thread.join(0 if failed else PATIENCE.total_seconds())
-            leave_thread(thread)
+            leave_thread(thread, 0 if failed else PATIENCE.total_seconds())
 
     def _answer(self) -> None:
         """Answers requests with this clock's time."""

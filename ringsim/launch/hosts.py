@@ -143,8 +143,7 @@ class HostWatch(ABC):
     def stop(self) -> None:
         """Stops the thread; waits for a delayed beat when the process ends."""
         self._stopped.set()
-        self._thread.join(BEAT_S)
-        leave_thread(self._thread)
+        leave_thread(self._thread, BEAT_S)
 
     @cached_property
     def _block_keys(self) -> BlockStore:

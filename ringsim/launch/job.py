@@ -15,6 +15,7 @@ from typing import Any
 from ringsim.errors import ArgumentError
 from ringsim.faults import Injection
 
+Lines = dict[str, list[str]]  # the source lines of code outside files, by name
 # a logger: name, level; stream, level and format of handlers
 Logging = tuple[str, int, list[tuple[str, int, logging.Formatter | None]]]
 ALONE = "virtual clock"  # the device of a process that runs a function alone
@@ -128,7 +129,7 @@ class Job:
     path: list[str]
     argv: list[str]
     affinity: tuple[int, ...]
-    lines: dict[str, list[str]]
+    lines: Lines
     loggers: tuple[Logging, ...]
     call: bytes | None = None
     script: str | None = None
@@ -225,12 +226,12 @@ def configure_loggers(loggers: tuple[Logging, ...]) -> None:
             logger.addHandler(handler)
 
 
-def _cell_lines() -> dict[str, list[str]]:
+def _cell_lines() -> Lines:
     """Returns the source lines of notebook cells, the newest first, up to a limit.
 
     Only this process has these lines.
     """
-    lines: dict[str, list[str]] = {}
+    lines: Lines = {}
     left = _CELL_LINES_BYTES
     for name, entry in reversed(list(linecache.cache.items())):
         if len(entry) != 4 or entry[1] is not None or os.path.exists(name):
@@ -242,7 +243,7 @@ def _cell_lines() -> dict[str, list[str]]:
     return lines
 
 
-def show_lines(cells: dict[str, list[str]]) -> None:
+def show_lines(cells: Lines) -> None:
     """Makes the source lines of code outside files known to tracebacks."""
     for name, lines in cells.items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)

@@ -77,7 +77,7 @@ from ringsim.launch.protocol import (
     WHERE,
     answer,
 )
-from ringsim.launch.results import describe_unpicklable, write_result
+from ringsim.launch.results import Spans, describe_unpicklable, write_result
 from ringsim.launch.system import name_process, shut_connections
 from ringsim.ring.printing import restore_output
 from ringsim.ring.ring import initialize
@@ -478,7 +478,7 @@ def _start_recording(config: RankConfig) -> Recorder:
     return recorder
 
 
-def _write_result(result: Any, config: RankConfig) -> list[tuple[int, int]]:
+def _write_result(result: Any, config: RankConfig) -> Spans:
     where = f"rank {config.rank} of {config.world_size}"
     try:
         return write_result(result, config.file("result"))

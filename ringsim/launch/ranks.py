@@ -502,8 +502,7 @@ class SpawnedRanks(RankSet):
     def kill(self) -> None:
         """See ``RankSet``."""
         for process in self._processes.values():
-            if process.poll() is None:
-                process.kill()
+            process.kill()
 
     def exit_status(self, rank: int) -> tuple[int | None, int]:
         """See ``RankSet``."""

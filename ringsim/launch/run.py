@@ -6,9 +6,8 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,7 +31,7 @@ from ringsim.launch.live import show_live
 from ringsim.launch.protocol import Ends
 from ringsim.launch.ranks import START_S, RankSet, get_launcher
 from ringsim.launch.results import read_result
-from ringsim.launch.supervisor import RunOptions, Supervisor
+from ringsim.launch.supervisor import Doing, RunOptions, Supervisor
 from ringsim.traces.cells import name_cells, rename_file, rename_places
 from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.findings import IN_THREAD, Diagnosis
@@ -89,7 +88,7 @@ class Run(Supervisor):
             return show_live(self._finish, self.size)
         return self._finish(self.options.doing)
 
-    def _finish(self, doing: Callable[[Path, str], str] | None) -> Trace:
+    def _finish(self, doing: Doing | None) -> Trace:
         try:
             self.watch(doing)
         except KeyboardInterrupt:

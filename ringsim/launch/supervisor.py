@@ -55,6 +55,7 @@ from ringsim.launch.protocol import (
     list_unfinished,
 )
 from ringsim.launch.ranks import START_S, RankSet
+from ringsim.launch.results import Spans
 from ringsim.launch.system import has_proc, look_at_living
 from ringsim.launch.threads import Places, Threads
 from ringsim.launch.watcher import COLLECTIVE_S, POLL_S, LiveRecords, Watcher
@@ -62,6 +63,7 @@ from ringsim.traces.cells import name_cells, rename_places
 from ringsim.traces.events import ERROR
 from ringsim.traces.parts import PartReader
 
+Doing = Callable[[Path, str], str]  # see ``RunOptions``
 _POLL_S = 0.05
 # after each line for a debugger, its rank can ask for the next one before other ranks can ask
 _TURN_S = 0.2
@@ -93,7 +95,7 @@ class RunOptions:
     show: bool = True
     show_hidden: bool = False
     keep_at: Path | None = None
-    doing: Callable[[Path, str], str] | None = None
+    doing: Doing | None = None
     live: bool = False
     poll_s: float | None = POLL_S
     allows: Callable[[Collection[int]], bool] | None = None
@@ -133,7 +135,7 @@ class Followed:
     output: RankOutput
     pid: int | None = None
     num_threads: int | None = None
-    result: list[tuple[int, int]] | None = None
+    result: Spans | None = None
     report: Report | None = None
     woken: bool = False
     stuck_in: tuple[int, ...] = ()
@@ -247,7 +249,7 @@ class Supervisor:
         for followed in self.ranks:
             followed.tell(message)
 
-    def watch(self, doing: Callable[[Path, str], str] | None) -> None:
+    def watch(self, doing: Doing | None) -> None:
         """Sends the job; returns when all ranks have answered, or when waiting is pointless.
 
         The progress line shows the text of ``doing``, as described at ``RunOptions``.
