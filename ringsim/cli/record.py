@@ -47,11 +47,8 @@ def add_trace(verbs: Verbs) -> None:
     add_flag(parser, words, "-f", "--force")
     words = "also save the source code of your files, which the page of the trace then shows"
     add_flag(parser, words, "--source")
-    parser.add_argument(
-        "--live",
-        action="store_true",
-        help="show the run while it runs, in your browser or as one line per rank",
-    )
+    words = "show the run while it runs, in your browser or as one line per rank"
+    add_flag(parser, words, "--live")
     parser.add_argument(
         "script",
         metavar="SCRIPT",

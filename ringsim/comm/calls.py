@@ -653,9 +653,7 @@ def find_tensors(
     )
 
 
-def find_unfit(
-    reading: Reading, tensors: list[torch.Tensor], args: tuple[Any, ...]
-) -> torch.Tensor | None:
+def find_unfit(reading: Reading, tensors: Tensors, args: tuple[Any, ...]) -> torch.Tensor | None:
     """Returns a tensor that would make a call do nothing or return wrong results, or None.
 
     Such a tensor has no data, or has gaps that Gloo ignores.

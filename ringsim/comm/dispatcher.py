@@ -67,8 +67,8 @@ class Issued(NamedTuple):
     reading: Reading
     group: ProcessGroup
     args: tuple[Any, ...]
-    tensors: list[torch.Tensor]
-    made: list[torch.Tensor]
+    tensors: Tensors
+    made: Tensors
     root: int
     hand_on: Callable[[], Any]
 
@@ -182,6 +182,9 @@ class _UnderWay(NamedTuple):
     call: _Call
 
 
+_Queue = queue.SimpleQueue[_UnderWay | None]
+
+
 class LateWaits:
     """Tracks the collectives that the program waits for in C++, to record when these waits end.
 
@@ -201,7 +204,7 @@ class LateWaits:
 
     def __init__(self, recorder: Recorder, wait: Hook, pending: dict[Work, int]) -> None:
         self._recorder, self._wait, self._pending = recorder, wait, pending
-        self._queues: dict[int, queue.SimpleQueue[_UnderWay | None]] = {}  # by group
+        self._queues: dict[int, _Queue] = {}  # by group
         self._threads: list[threading.Thread] = []
         self._slots: dict[int, int] = {}  # by the address that a collective fills
         # slots of unfinished collectives; the thread that removes a slot completes its record
@@ -284,7 +287,7 @@ class LateWaits:
         for thread in self._threads:
             leave_thread(thread, max(end_s - time.monotonic(), 0.0))
 
-    def _run(self, items: queue.SimpleQueue[_UnderWay | None]) -> None:
+    def _run(self, items: _Queue) -> None:
         # Collectives that ended while their threads were in C++, and may have been waited for there
         left: list[_UnderWay] = []
         while (item := self._next(items, left)) is not None:
@@ -304,7 +307,7 @@ class LateWaits:
 
     def _next(
         self,
-        items: queue.SimpleQueue[_UnderWay | None],
+        items: _Queue,
         left: list[_UnderWay],
     ) -> _UnderWay | None:
         """Returns the next collective, or None if there are no more.

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup, Work
 
-from ringsim.comm.calls import METHODS
+from ringsim.comm.calls import METHODS, Tensors
 from ringsim.comm.numbering import name_and_ranks
 from ringsim.comm.python_group import PythonGroup
 from ringsim.comm.torch_hooks import find_handle_types, install, put
@@ -101,7 +101,7 @@ def blank_messages() -> None:
     call: Hook = ProcessGroup.send
 
     @functools.wraps(call)
-    def send(group: ProcessGroup, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
+    def send(group: ProcessGroup, tensors: Tensors, rank: int, tag: int) -> Any:
         return call(group, [torch.zeros_like(tensor) for tensor in tensors], rank, tag)
 
     put({(ProcessGroup, "send"): send})
@@ -139,7 +139,7 @@ class _SlowLinks:
 
     def _make_recv(self, call: Hook) -> Hook:
         @functools.wraps(call)
-        def recv(group: ProcessGroup, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
+        def recv(group: ProcessGroup, tensors: Tensors, rank: int, tag: int) -> Any:
             name, ranks = name_and_ranks(group)
             src = ranks[rank]
             if src not in self._factors:

@@ -15,6 +15,7 @@ from torch.distributed import ProcessGroup
 
 from ringsim.comm.calls import (
     Reading,
+    Tensors,
     describe,
     find_reduction,
     find_root,
@@ -171,7 +172,7 @@ class Names:
         self,
         reading: Reading,
         group_size: int,
-        tensors: list[torch.Tensor],
+        tensors: Tensors,
         reduction: str,
         splits: tuple[tuple[int, ...], ...],
     ) -> int:

@@ -39,7 +39,7 @@ import threading
 import time
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -417,8 +417,7 @@ class Judge(HostWatch):
 
     def _link(self, one: int, other: int) -> str:
         """Returns the names of two ranks' hosts, or "" if the host is shared or unknown."""
-        places: Mapping[int, Mapping[str, Any]] = self._places
-        first, second = places.get(one), places.get(other)
+        first, second = self._places.get(one), self._places.get(other)
         if not first or not second or first["id"] == second["id"]:
             return ""
         return " and ".join(sorted([first["host"], second["host"]]))

@@ -39,6 +39,7 @@ from ringsim.launch.job import ALONE, RankConfig, RankKind, start_environment
 from ringsim.launch.output import RankOutput
 from ringsim.state import start_thread
 
+Exit = tuple[int | None, int]  # the exit code, or None if it is unknown, and the end time
 EXIT_S = 5.0  # a killed process is gone much earlier
 START_S = 120.0  # to start an interpreter with torch on a busy machine
 ANSWER_S = 10.0  # a fork server that does not answer in this time is stuck or stopped
@@ -128,7 +129,7 @@ class RankSet(ABC):
         """
 
     @abstractmethod
-    def exit_status(self, rank: int) -> tuple[int | None, int]:
+    def exit_status(self, rank: int) -> Exit:
         """Returns (exit code or None, end time) for a rank with a closed channel."""
 
     def report_death(self, rank: int, output: RankOutput) -> Report:
@@ -399,7 +400,7 @@ class ForkedRanks(RankSet):
         if not self._server.alive:
             shutil.rmtree(self.home, ignore_errors=True)
 
-    def exit_status(self, rank: int) -> tuple[int | None, int]:
+    def exit_status(self, rank: int) -> Exit:
         """See ``RankSet``; the server writes the status before it closes the channel."""
         try:
             code, at_ns = (self.home / f"rank-{rank}.exit").read_text().split()
@@ -504,7 +505,7 @@ class SpawnedRanks(RankSet):
         for process in self._processes.values():
             process.kill()
 
-    def exit_status(self, rank: int) -> tuple[int | None, int]:
+    def exit_status(self, rank: int) -> Exit:
         """See ``RankSet``."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._processes[rank].wait(1.0), time.monotonic_ns()
@@ -546,7 +547,7 @@ class MpiRanks(SpawnedRanks):
         start = {**meeting, "config": asdict(self.config)}
         self._processes[0] = _start_process([self._mpirun, *options, *count], start, log)
 
-    def exit_status(self, rank: int) -> tuple[int | None, int]:
+    def exit_status(self, rank: int) -> Exit:
         """See ``RankSet``; only mpirun knows the exit code."""
         return None, time.monotonic_ns()
 

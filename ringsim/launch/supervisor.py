@@ -193,9 +193,9 @@ class Supervisor:
                 channel,
                 RankOutput(
                     rank_set.config.for_rank(rank),
-                    show=options.show,
-                    show_hidden=options.show_hidden,
-                    make_room=self._progress.make_room,
+                    options.show,
+                    options.show_hidden,
+                    self._progress.make_room,
                 ),
             )
             for rank, channel in enumerate(rank_set.channels)
