@@ -154,9 +154,10 @@ class _Kept:
         shell: the notebook's shell.
     """
 
+    _session: Session | None = None
+
     def __init__(self, shell: InteractiveShell) -> None:
         self.shell = shell
-        self._session: Session | None = None
         self._old: dict[str, Any] = {}  # the notebook's values at the ranks' last assignments
 
     def get(self, options: argparse.Namespace) -> Session:

@@ -315,7 +315,9 @@ class GraphLinks:
     graph: Any
     _out: _Edges = field(init=False, compare=False)
     # filled when ranks first send
-    _trees: dict[int, dict[Hashable, Hashable]] = field(init=False, compare=False)
+    _trees: dict[int, dict[Hashable, Hashable]] = field(
+        default_factory=dict, init=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         graph = self.graph
@@ -336,7 +338,6 @@ class GraphLinks:
             if not graph.is_directed():
                 out[there][here] = link
         object.__setattr__(self, "_out", out)
-        object.__setattr__(self, "_trees", {})
 
     def __repr__(self) -> str:
         """Returns the number of links of each kind.

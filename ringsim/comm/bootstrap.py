@@ -218,6 +218,8 @@ class RollCall:
         LeftAlready: the previous ring is still being destroyed.
     """
 
+    _listed = False  # whether this process is the only one with this rank's number
+
     def __init__(
         self,
         store: Store,
@@ -233,7 +235,6 @@ class RollCall:
         # the larger of this rank's and rank 0's world size: a message must list all these ranks
         self._expected = self.world_size
         self._over = over
-        self._listed = False  # whether this process is the only one with this rank's number
         # All ranks take part in a roll-call before any rank can begin the next one, so this number
         # of complete rounds is the same on all ranks.
         number = (store.add("ringsim/arrivals", 1) - 1) // self.world_size if reused else 0

@@ -495,11 +495,9 @@ def init_distributed(
             name, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size
         )
         return
-    port = None
-    if distributed_port != TORCH_DISTRIBUTED_DEFAULT_PORT and "MASTER_PORT" not in os.environ:
-        port = distributed_port
+    chosen = distributed_port != TORCH_DISTRIBUTED_DEFAULT_PORT
     found = discover(
-        port=port,
+        port=distributed_port if chosen and "MASTER_PORT" not in os.environ else None,
         world_size=world_size if world_size >= 0 else None,
         rank=rank if rank >= 0 else None,
         ask_mpi=auto_mpi_discovery,

@@ -379,7 +379,7 @@ class Judge(HostWatch):
             may_take_s = int(bytes_under_way.clip(0).sum()) / STALL_BYTES_PER_S
             self._doubt = self._find_doubt(snapshot, may_take_s)
             return
-        hosts = {rank: str(place["host"]) for rank, place in sorted(self._places.items())}
+        hosts = {rank: place["host"] for rank, place in sorted(self._places.items())}
         ranks = ranks_by_text(hosts)
         where = "; ".join(f"{_ranks_text(some)} on {host}" for host, some in ranks.items())
         self._say(

@@ -31,15 +31,14 @@ from ringsim.launch.live import show_live
 from ringsim.launch.protocol import Ends
 from ringsim.launch.ranks import START_S, RankSet, get_launcher
 from ringsim.launch.results import read_result
-from ringsim.launch.supervisor import Doing, RunOptions, Supervisor
+from ringsim.launch.supervisor import Doing, Supervisor
+from ringsim.launch.supervisor import RunOptions as RunOptions
 from ringsim.traces.cells import name_cells, rename_file, rename_places
 from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.findings import IN_THREAD, Diagnosis
 from ringsim.traces.run_parts import read_parts
 from ringsim.traces.sources import attach_sources
 from ringsim.traces.value import Trace
-
-__all__ = ["GPU_LIMIT_S", "Run", "RunOptions", "run"]
 
 GPU_LIMIT_S = 3600.0  # default limit of a run on GPUs, which is not watched
 _SHOWN = 4  # ranks whose lines are shown in an error
