@@ -31,7 +31,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -244,12 +244,12 @@ class Gathering:
             # first the ranks that did not wait to be asked
             for rank in sorted(there, key=lambda rank: not there[rank]):
                 if there[rank]:
-                    wanted -= self.fetch_from(rank, sorted(wanted))
+                    wanted -= self.fetch_from(rank, wanted)
                 elif not wanted or not patience():
                     self._tell(f"wants/{rank}", [])
                 else:
                     self._keys.put(f"wants/{rank}", sorted(wanted))
-                    came = self.fetch_from(rank, sorted(wanted))
+                    came = self.fetch_from(rank, wanted)
                     self._senders[rank] = bool(came)
                     wanted -= came
             if wanted:
@@ -268,7 +268,7 @@ class Gathering:
             place["start_ns"],
         )
 
-    def fetch_from(self, rank: int, ranks: Sequence[int]) -> set[int]:
+    def fetch_from(self, rank: int, ranks: Collection[int]) -> set[int]:
         """Receives parts from one rank; returns the ranks whose parts arrived."""
         files = _read_list(self._keys.take(f"files/{rank}", lasts(STOPPED_S)), ranks)
         if files is None:
@@ -318,7 +318,7 @@ class Gathering:
             self._keys.wait(key, patience, there=False)
 
 
-def _read_list(said: Any, ranks: Sequence[int]) -> dict[str, int] | None:
+def _read_list(said: Any, ranks: Collection[int]) -> dict[str, int] | None:
     """Returns the names and sizes of the files that a rank offers.
 
     Returns None if the rank offers a file that it must not send.

@@ -218,9 +218,10 @@ class Recording:
         block = self._block
         if block is None or self._phase is not _Phase.RECORDING:
             return
-        holds_back = hold_back_sigterm() if block.rank == 0 else contextlib.nullcontext(None)
+        never = contextlib.nullcontext(threading.Event())
+        holds_back = never if block.rank else hold_back_sigterm()
         with holds_back as hurry:
-            self._leave(block, error, hurry or threading.Event())
+            self._leave(block, error, hurry)
 
     # -- entering
 
@@ -504,11 +505,10 @@ def number(path: Path, attempt: int) -> Path:
 @functools.cache  # a repeated block replaces the file of its own attempt
 def find_attempt(path: Path) -> int:
     """Returns the first attempt number that has no file and no parts yet."""
-    tried = (number(path, attempt) for attempt in itertools.count())
     return next(
         attempt
-        for attempt, file in enumerate(tried)
-        if not file.exists() and not parts_of(file).exists()
+        for attempt in itertools.count()
+        if not (file := number(path, attempt)).exists() and not parts_of(file).exists()
     )
 
 
