@@ -82,8 +82,8 @@ def take_part(role: str, port: int, directories: tuple[Path, Path], ranks: int) 
     place = {**place_of(mine), "id": role, "start_ns": 1}
     if role != "rank 0":
         for rank in range(1, ranks):
-            store.put(f"at/{rank}", json.dumps(place).encode())
-        wanted = json.loads(store.take("wants/1", lambda: True) or b"[]")
+            store.put(f"at/{rank}", place)
+        wanted = store.take("wants/1", lambda: True) or []
         gathering.send(store, 1, mine, wanted, asked=True)
         return
     while not store.has(f"at/{ranks - 1}"):

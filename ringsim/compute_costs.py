@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from operator import add
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from ringsim.errors import ArgumentError, is_number, say
@@ -157,7 +158,7 @@ class Flops(NamedTuple):
 
     def plus(self, other: Flops) -> Flops:
         """Returns the sum of the two operands."""
-        return Flops(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+        return Flops(*map(add, self, other))
 
 
 @dataclass(frozen=True)

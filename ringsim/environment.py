@@ -37,9 +37,10 @@ from ringsim.errors import ArgumentError, RingError, name_integers, read_whole
 
 __all__ = ["Discovery", "discover"]
 
+Environ = Mapping[str, str]  # variables
 HERE = "127.0.0.1"
 DEFAULT_PORT = 29500  # torch's own
-_VARIABLES = {
+VARIABLES = {
     "rank": "RANK",
     "world_size": "WORLD_SIZE",
     "local_rank": "LOCAL_RANK",
@@ -57,7 +58,8 @@ _MOST = 2**32  # the limit for ranks, jobs and steps
 # step numbers from here on mean a batch script or the shell of salloc, outside of srun
 _NO_TASKS = 4294967290
 _MOST_NAMES = 1_000_000  # more than any cluster has; limits the memory that a typo can use
-_NAME = re.compile(r"(?:\[[^\[\]\s]+\]|[^\[\],\s])+")  # a name may contain commas in brackets
+_NAME = r"(?:\[[^\[\]\s]+\]|[^\[\],\s])+"  # it may contain commas in brackets
+_NAMES = re.compile(f"{_NAME}(?:,{_NAME})*")
 # a bracket, or the characters before, between and after brackets
 _PART = re.compile(r"\[([^\]]*)\]|([^\[]+)")
 _WHOLE = re.compile("[0-9]{1,18}")
@@ -83,23 +85,17 @@ def expand_node_list(text: str) -> list[str]:
         ``scontrol show hostnames``, which expands the same lists (Slurm's manual page for
         scontrol).
     """
+    if _NAMES.fullmatch(text) is None:
+        raise _wrong(text, "consist of names with ranges in brackets, separated by commas")
     names: list[str] = []
-    begin = 0
-    while begin <= len(text):
-        name = _NAME.match(text, begin)
-        if name is None or text[name.end() : name.end() + 1] not in ("", ","):
-            raise _wrong(text, "consist of names with ranges in brackets, separated by commas")
+    for name in re.findall(_NAME, text):
         parts: list[list[str]] = []
         count = 1
-        for part in _PART.finditer(name.group()):
-            parts.append(
-                [part[2]]
-                if part[1] is None
-                else _spell_ranges(text, part[1], (_MOST_NAMES - len(names)) // count)
-            )
+        for bracket, plain in _PART.findall(name):
+            most = (_MOST_NAMES - len(names)) // count
+            parts.append([plain] if plain else _spell_ranges(text, bracket, most))
             count *= len(parts[-1])
         names += map("".join, itertools.product(*parts))
-        begin = name.end() + 1
     return names
 
 
@@ -143,6 +139,7 @@ class Facts:
     advice: str = ""
 
 
+@dataclass
 class _Reader:
     """Reads variables and remembers the ones that it found.
 
@@ -150,14 +147,13 @@ class _Reader:
     unset.
     """
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
-        self.seen: dict[str, str] = {}
+    environ: Environ
+    seen: dict[str, str] = field(default_factory=dict)
 
     def text(self, *names: str) -> str | None:
         """Returns the value as text."""
         for name in names:
-            value = self._environ.get(name, "").strip()
+            value = self.environ.get(name, "").strip()
             if value:
                 self.seen[name] = value
                 return value
@@ -178,18 +174,20 @@ class _Reader:
         return int(value)
 
 
-def _read_torchrun(environ: Mapping[str, str]) -> Facts:
+def _read_torchrun(environ: Environ) -> Facts:
     """Reads the variables that torchrun and ``init_process_group`` use; any may be missing."""
     read = _Reader(environ)
     rank, world_size = read.whole("RANK"), read.whole("WORLD_SIZE", low=1)
     local_rank = read.whole("LOCAL_RANK")
     head_ip, port = read.text("MASTER_ADDR"), read.whole("MASTER_PORT", low=1, high=65535)
-    if local_rank is None and head_ip is not None and _is_loopback(head_ip):
-        local_rank = rank  # all ranks are on this machine
+    if local_rank is None and head_ip is not None:
+        address = read_address(head_ip)
+        if head_ip == "localhost" if address is None else address.is_loopback:
+            local_rank = rank  # all ranks are on this machine
     return Facts("torchrun", rank, world_size, local_rank, head_ip, port, read.seen)
 
 
-def _read_openmpi(environ: Mapping[str, str]) -> Facts | None:
+def _read_openmpi(environ: Environ) -> Facts | None:
     """Reads Open MPI's variables, which Azure ML and SageMaker also set.
 
     Open MPI itself does not set the address of rank 0; the addresses that it sets belong to
@@ -243,18 +241,18 @@ def _sagemaker_head(training: str) -> str | None:
     return head if isinstance(head, str) and head else None
 
 
-def _read_mpich(environ: Mapping[str, str]) -> Facts | None:
+def _read_mpich(environ: Environ) -> Facts | None:
     """Reads the variables of MPICH, Intel MPI and MVAPICH2."""
     own = {"HYDI_CONTROL_FD", "MPI_LOCALRANKID", "MPI_RANKID", "MV2_COMM_WORLD_RANK"}
     return _read_pmi(environ, "mpich") if own & environ.keys() else None
 
 
-def _read_any_pmi(environ: Mapping[str, str]) -> Facts | None:
+def _read_any_pmi(environ: Environ) -> Facts | None:
     """Reads the variables of other PMI launchers, such as PALS and PRRTE; some may be missing."""
     return _read_pmi(environ, "pmi") if {"PMI_RANK", "PMIX_RANK"} & environ.keys() else None
 
 
-def _read_pmi(environ: Mapping[str, str], rule: str) -> Facts:
+def _read_pmi(environ: Environ, rule: str) -> Facts:
     read = _Reader(environ)
     rank = read.whole("MV2_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MPI_RANKID")
     world_size = read.whole("MV2_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_NRANKS", low=1)
@@ -282,7 +280,7 @@ def _read_pmi(environ: Mapping[str, str], rule: str) -> Facts:
     )
 
 
-def _read_slurm(environ: Mapping[str, str]) -> Facts | None:
+def _read_slurm(environ: Environ) -> Facts | None:
     """Reads the variables of a Slurm step: its tasks and machines.
 
     A batch script has no step, because it is a single process.
@@ -324,7 +322,7 @@ def _read_slurm(environ: Mapping[str, str]) -> Facts | None:
 # In order of priority: a launcher that starts ranks itself comes before the launcher that started
 # it. `mpirun` in a Slurm job starts its daemons with `srun`, so ranks also see the SLURM_PROCID of
 # their daemon.
-LAUNCHERS: tuple[Callable[[Mapping[str, str]], Facts | None], ...] = (
+LAUNCHERS: tuple[Callable[[Environ], Facts | None], ...] = (
     _read_openmpi,
     _read_mpich,
     _read_slurm,
@@ -332,7 +330,7 @@ LAUNCHERS: tuple[Callable[[Mapping[str, str]], Facts | None], ...] = (
 )
 
 
-def _ask_launchers(environ: Mapping[str, str]) -> list[Facts]:
+def _ask_launchers(environ: Environ) -> list[Facts]:
     return [facts for launcher in LAUNCHERS if (facts := launcher(environ)) is not None]
 
 
@@ -348,11 +346,12 @@ def _port_of_name(name: str | None) -> int:
     return DEFAULT_PORT if name is None else _port_of_number(zlib.crc32(name.encode()))
 
 
-def _is_loopback(host: str) -> bool:
+def read_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Returns a host's numeric address, or None if the host is a name."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host)
     except ValueError:
-        return host == "localhost"
+        return None
 
 
 @dataclass(frozen=True)
@@ -404,7 +403,7 @@ class Discovery:
             >>> discover("10.0.0.1", 29500, 4, 2, local_rank=0).export({})["RANK"]
             '2'
         """
-        variables = {variable: str(getattr(self, name)) for name, variable in _VARIABLES.items()}
+        variables = {variable: str(getattr(self, name)) for name, variable in VARIABLES.items()}
         (os.environ if environ is None else environ).update(variables)
         return variables
 
@@ -463,7 +462,7 @@ def discover(
     if given.get("world_size") == 1:
         given = {"rank": 0, "local_rank": 0, "head_ip": HERE, **given}
         given.setdefault("port", _free_port())
-    if given.keys() == _VARIABLES.keys():
+    if given.keys() == VARIABLES.keys():
         return _conclude(given, Facts("arguments"), given)
     facts = _choose(environ)
     if (
@@ -477,7 +476,7 @@ def discover(
             "world_size, or neither."
         )
     values = {**_known(facts), **given}
-    if missing := [name for name in _VARIABLES if name not in values]:
+    if missing := [name for name in VARIABLES if name not in values]:
         has_mpi = (
             any(name.startswith(_MPI) for name in environ)
             and importlib.util.find_spec("mpi4py") is not None
@@ -529,7 +528,7 @@ def _check(**arguments: Any) -> dict[str, Any]:
     return given if arguments["head_ip"] is None else {**given, "head_ip": head_ip}
 
 
-def _choose(environ: Mapping[str, str]) -> Facts:
+def _choose(environ: Environ) -> Facts:
     """Returns the innermost launcher's values, supplemented with torchrun's variables.
 
     Users also set torchrun's variables by hand.
@@ -537,7 +536,7 @@ def _choose(environ: Mapping[str, str]) -> Facts:
     torchrun = _read_torchrun(environ)
     if _ELASTIC & environ.keys():
         return torchrun
-    complete = _known(torchrun).keys() == _VARIABLES.keys()
+    complete = _known(torchrun).keys() == VARIABLES.keys()
     launchers = _ask_launchers(environ)
     if not launchers:
         return torchrun
@@ -558,7 +557,7 @@ def _choose(environ: Mapping[str, str]) -> Facts:
 
 
 def _known(facts: Facts) -> dict[str, Any]:
-    return {name: value for name in _VARIABLES if (value := getattr(facts, name)) is not None}
+    return {name: value for name in VARIABLES if (value := getattr(facts, name)) is not None}
 
 
 def _compare(one: Facts, other: Facts) -> None:
@@ -595,13 +594,13 @@ def _unfinished(
     missing: list[str],
     facts: Facts,
     given: Mapping[str, Any],
-    environ: Mapping[str, str],
+    environ: Environ,
     has_mpi: bool,
 ) -> RingError:
     """Returns the error for missing values; the error lists the known values and a remedy."""
     passed = {name: repr(value) for name, value in given.items()}
     got = _show({**facts.variables, **passed}) or "nothing"
-    names, variables = _join(missing), _join([_VARIABLES[name] for name in missing])
+    names, variables = _join(missing), _join([VARIABLES[name] for name in missing])
     if facts.rule != "torchrun":
         last = (
             "With ask_mpi=True, ringsim asks mpi4py, which starts MPI."
@@ -640,25 +639,27 @@ def _ask_mpi(facts: Facts) -> Facts:
     world = MPI.COMM_WORLD
     rank, world_size = world.Get_rank(), world.Get_size()
     machines = world.allgather(MPI.Get_processor_name())
-    others = [machine for machine in machines if machine != machines[0]]
     local_rank = machines[:rank].count(machines[rank])
     asked = Facts("mpi4py", rank, world_size, local_rank)
     # if mpi4py uses a different MPI from the launcher, every process looks like a world of one
     _compare(facts, asked)
-    head = world.bcast(
-        (address_towards(others[0]) if others else HERE, _free_port()) if rank == 0 else None,
-        root=0,
-    )
+    head = world.bcast((find_address(machines), _free_port()) if rank == 0 else None, root=0)
     # a free port is better than a port derived from the job's name
     port = facts.port if "MASTER_PORT" in facts.variables else head[1]
     return replace(asked, head_ip=facts.head_ip or head[0], port=port, variables=facts.variables)
 
 
-def address_towards(machine: str) -> str:
-    """Returns this machine's address as seen from another machine, without sending anything."""
+def find_address(machines: Sequence[str]) -> str:
+    """Returns the address at which the others reach the first machine, which is this one.
+
+    Nothing is sent. If all machines are the same, the address is loopback.
+    """
+    others = {*machines} - {machines[0]}
+    if not others:
+        return HERE
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((machine, 9))
+            probe.connect((min(others), 9))
             address: str = probe.getsockname()[0]
         except OSError:
             return socket.gethostname()
@@ -672,7 +673,7 @@ def _free_port() -> int:
     return port
 
 
-def _show(variables: Mapping[str, str]) -> str:
+def _show(variables: Environ) -> str:
     return ", ".join(
         f"{name}={value if len(value) <= _SHOWN else value[:_SHOWN] + '...'}"
         for name, value in variables.items()

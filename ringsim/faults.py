@@ -19,9 +19,40 @@ from random import Random
 
 from ringsim.errors import ArgumentError, RankFailed, is_number, name_integers, say
 
+# for each field that may be a fraction: the least and the greatest value, the rule in words, and
+# the remedy
+_NUMBERS = {
+    "factor": (1, math.inf, "a number of at least 1", "Use 2 to double the time, for example."),
+    "fraction": (
+        math.ulp(0.0),
+        1,
+        "positive and at most 1",
+        "Use 0.1 to vary times by up to 10 %, for example.",
+    ),
+}
+
+
+class _Fault:
+    """A fault whose fields follow their rules (by default, an integer from 0)."""
+
+    def __post_init__(self) -> None:
+        """Raises ArgumentError unless each field follows its rule."""
+        for name, value in vars(self).items():
+            if name in _NUMBERS:
+                least, most, rule, remedy = _NUMBERS[name]
+                right = (
+                    isinstance(value, int | float) and is_number(value) and least <= value <= most
+                )
+            else:
+                rule, remedy = name_integers(0), "Count from 0."
+                right = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+            if not right:
+                where = type(self).__name__
+                raise ArgumentError(f"{name} must be {rule}, got {say(value)} ({where}). {remedy}")
+
 
 @dataclass(frozen=True)
-class Slow:
+class Slow(_Fault):
     """Makes a rank compute more slowly.
 
     Each ``ringsim.compute`` on the rank, and each computation in a pipeline, takes ``factor`` times
@@ -48,12 +79,9 @@ class Slow:
     rank: int
     factor: float
 
-    def __post_init__(self) -> None:
-        _check(self)
-
 
 @dataclass(frozen=True)
-class Degrade:
+class Degrade(_Fault):
     """Makes a link slower: each message from ``src`` to ``dst`` takes ``factor`` times as long.
 
     On a virtual clock, the latency and the time per byte are multiplied by ``factor``. On real
@@ -80,7 +108,7 @@ class Degrade:
     factor: float
 
     def __post_init__(self) -> None:
-        _check(self)
+        super().__post_init__()
         if self.src == self.dst:
             raise ArgumentError(
                 f"src and dst must be different ranks, got {self!r}. Choose two different "
@@ -89,7 +117,7 @@ class Degrade:
 
 
 @dataclass(frozen=True)
-class Fail:
+class Fail(_Fault):
     """Makes a rank raise ``RankFailed`` instead of posting its operation number ``at_op``.
 
     Operations are sends, recvs and collectives, counted from 0 in the order in which the rank's
@@ -111,12 +139,9 @@ class Fail:
     rank: int
     at_op: int
 
-    def __post_init__(self) -> None:
-        _check(self)
-
 
 @dataclass(frozen=True)
-class Jitter:
+class Jitter(_Fault):
     """Makes computing times vary randomly.
 
     Each ``ringsim.compute`` takes ``1 - fraction`` to ``1 + fraction`` times as long. Each rank
@@ -138,9 +163,6 @@ class Jitter:
 
     fraction: float
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        _check(self)
 
 
 Injection = Slow | Degrade | Fail | Jitter
@@ -222,30 +244,3 @@ def make_failure(rank: int, at_op: int, world_size: int) -> RankFailed:
         "from inject.",
         rank=rank,
     )
-
-
-# for each field that may be a fraction: the least and the greatest value, the rule in words, and
-# the remedy
-_NUMBERS = {
-    "factor": (1, math.inf, "a number of at least 1", "Use 2 to double the time, for example."),
-    "fraction": (
-        math.ulp(0.0),
-        1,
-        "positive and at most 1",
-        "Use 0.1 to vary times by up to 10 %, for example.",
-    ),
-}
-
-
-def _check(injection: Injection) -> None:
-    """Raises ArgumentError unless each field follows its rule (by default, an integer from 0)."""
-    for name, value in vars(injection).items():
-        if name in _NUMBERS:
-            least, most, rule, remedy = _NUMBERS[name]
-            right = isinstance(value, int | float) and is_number(value) and least <= value <= most
-        else:
-            rule, remedy = name_integers(0), "Count from 0."
-            right = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-        if not right:
-            where = type(injection).__name__
-            raise ArgumentError(f"{name} must be {rule}, got {say(value)} ({where}). {remedy}")

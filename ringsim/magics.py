@@ -154,9 +154,10 @@ class _Kept:
         shell: the notebook's shell.
     """
 
+    _session: Session | None = None
+
     def __init__(self, shell: InteractiveShell) -> None:
         self.shell = shell
-        self._session: Session | None = None
         self._old: dict[str, Any] = {}  # the notebook's values at the ranks' last assignments
 
     def get(self, options: argparse.Namespace) -> Session:
@@ -240,9 +241,8 @@ def _make_parser() -> _Parser:
     parser = _Parser(prog="%%ring", add_help=False)
     parser.add_argument("only", nargs="?", type=_read_ranks)
     parser.add_argument("-n", "--ranks", type=int)
-    parser.add_argument("--keep", action="store_true")
-    parser.add_argument("--sim", action="store_true")
-    parser.add_argument("--live", action="store_true")
+    for flag in ("--keep", "--sim", "--live"):
+        parser.add_argument(flag, action="store_true")
     parser.add_argument("--limit", type=float)
     parser.add_argument("-o", "--out", default="trace")
     return parser

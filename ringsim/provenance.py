@@ -7,7 +7,6 @@ import datetime as dt
 import functools
 import os
 import platform
-import uuid
 from collections.abc import Iterable, Mapping
 from importlib import metadata as packages
 from pathlib import Path
@@ -30,7 +29,9 @@ def machine() -> dict[str, Any]:
     """
     return {
         "cpu": _cpu(),
-        "cores": _cores(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1,
         "memory_bytes": _memory_bytes(),
         "platform": platform.platform(terse=True),
     }
@@ -61,7 +62,6 @@ def measured_run(world_size: int, backend: str, start_unix_ns: int) -> dict[str,
     """
     return {
         "format": 1,
-        "run_id": uuid.uuid4().hex[:12],
         "source": "measured",
         "world_size": world_size,
         "backend": backend,
@@ -190,10 +190,6 @@ def _cpu() -> str:
             if key.strip() in ("model name", "Hardware", "cpu model") and value.strip():
                 return " ".join(value.split())
     return platform.processor() or platform.machine() or "unknown processor"
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _memory_bytes() -> int | None:

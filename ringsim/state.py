@@ -6,6 +6,7 @@ each simulated rank has its own state in its context. ringsim has no other mutab
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,6 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 OUR_THREADS = "ringsim-"  # prefix of the names of ringsim's own threads
+
+
+def start_thread(name: str, work: Callable[..., None], *args: Any) -> threading.Thread:
+    """Starts and returns one of ringsim's own threads, which does not keep the process alive."""
+    thread = threading.Thread(target=work, args=args, name=OUR_THREADS + name, daemon=True)
+    thread.start()
+    return thread
 
 
 @dataclass(frozen=True)
@@ -77,12 +85,7 @@ class _Process:
     def change(self, state: RankState, *, simulates: bool) -> None:
         """Sets all attributes."""
         self.state, self.simulates = state, simulates
-        self.unchanged = not simulates and is_plain(state)
-
-
-def is_plain(state: RankState) -> bool:
-    """Returns whether a rank's ``ringsim.comm`` calls go directly to torch."""
-    return state.log is None
+        self.unchanged = not simulates and state.log is None
 
 
 process = _Process()

@@ -55,6 +55,9 @@ __all__ = [
 ]
 
 
+_Edges = dict[Hashable, dict[Hashable, Link]]  # the links of a graph, by their two ends
+
+
 class Hop(NamedTuple):
     """One link on a message's route.
 
@@ -94,7 +97,17 @@ class _Roomy:
 
 
 @dataclass(frozen=True)
-class RingLinks(_Roomy):
+class _OneLink(_Roomy):
+    """The base class for networks whose links all cost the same."""
+
+    link: Link
+
+    def __post_init__(self) -> None:
+        check_link("link", self.link)
+
+
+@dataclass(frozen=True)
+class RingLinks(_OneLink):
     """A ring of ranks, each with links to both neighbours.
 
     A message to a more distant rank passes through the ranks in between.
@@ -109,11 +122,6 @@ class RingLinks(_Roomy):
         >>> [hop.edge for hop in RingLinks(Link(1e-6, 1e-10)).route(0, 6, world_size=8)]
         [(0, 7), (7, 6)]
     """
-
-    link: Link
-
-    def __post_init__(self) -> None:
-        check_link("link", self.link)
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
         """Returns the shorter way around, or the ascending one if both are equally long."""
@@ -213,7 +221,7 @@ class GlooCosts:
 
 
 @dataclass(frozen=True)
-class OneMachine(_Roomy):
+class OneMachine(_OneLink):
     """Ranks on one machine: each pair has its own link, and all ranks share the cores.
 
     A message occupies a core while it is being carried, and a rank occupies a core for the
@@ -234,12 +242,11 @@ class OneMachine(_Roomy):
         [(0, 5)]
     """
 
-    link: Link
     cores: int
     gloo: GlooCosts | None = None
 
     def __post_init__(self) -> None:
-        check_link("link", self.link)
+        super().__post_init__()
         check_integer("cores", self.cores, 1, "Pass os.cpu_count(), for example.")
         if self.gloo is not None and not isinstance(self.gloo, GlooCosts):
             raise ArgumentError(
@@ -253,7 +260,7 @@ class OneMachine(_Roomy):
 
 
 @dataclass(frozen=True)
-class FullBisection(_Roomy):
+class FullBisection(_OneLink):
     """A network with one outgoing and one incoming link per rank, and no other bottleneck.
 
     If a rank sends to two others at the same time, each message gets half the bandwidth of the
@@ -270,11 +277,6 @@ class FullBisection(_Roomy):
         >>> [hop.edge for hop in FullBisection(Link(1e-6, 1e-10)).route(0, 5, world_size=8)]
         [(0, 'network'), ('network', 5)]
     """
-
-    link: Link
-
-    def __post_init__(self) -> None:
-        check_link("link", self.link)
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
         """Returns the link out of one rank and the link into the other."""
@@ -311,9 +313,11 @@ class GraphLinks:
     """
 
     graph: Any
-    _out: dict[Hashable, dict[Hashable, Link]] = field(init=False, compare=False)
+    _out: _Edges = field(init=False, compare=False)
     # filled when ranks first send
-    _trees: dict[int, dict[Hashable, Hashable]] = field(init=False, compare=False)
+    _trees: dict[int, dict[Hashable, Hashable]] = field(
+        default_factory=dict, init=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         graph = self.graph
@@ -327,14 +331,13 @@ class GraphLinks:
                 f"graph must be a networkx Graph or DiGraph, got {graph!r}. Add each edge with "
                 "link=Link(...)."
             )
-        out: dict[Hashable, dict[Hashable, Link]] = {node: {} for node in graph.nodes}
+        out: _Edges = {node: {} for node in graph.nodes}
         for here, there, link in graph.edges(data="link"):
             check_link(f"link of edge ({here!r}, {there!r})", link)
             out[here][there] = link
             if not graph.is_directed():
                 out[there][here] = link
         object.__setattr__(self, "_out", out)
-        object.__setattr__(self, "_trees", {})
 
     def __repr__(self) -> str:
         """Returns the number of links of each kind.
@@ -371,9 +374,7 @@ class GraphLinks:
         return [Hop((here, there), self._out[here][there]) for here, there in pairwise(passed)]
 
 
-def _cheapest_ways(
-    out: dict[Hashable, dict[Hashable, Link]], src: Hashable
-) -> dict[Hashable, Hashable]:
+def _cheapest_ways(out: _Edges, src: Hashable) -> dict[Hashable, Hashable]:
     """Returns the preceding node on the route to each reachable node (Dijkstra's algorithm)."""
     before: dict[Hashable, Hashable] = {}
     best: dict[Hashable, tuple[float, int]] = {src: (0.0, 0)}

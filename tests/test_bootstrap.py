@@ -89,8 +89,8 @@ def together(parts: list[Callable[[], Any]]) -> list[Any]:
 
 
 def start(store: dist.Store, rank: int, card: Card, *, reused: bool = True) -> Any:
-    roll = RollCall(store, rank, card.world_size, hosts=rank == 0, reused=reused)
-    return roll.start(card, time.monotonic() + 10)
+    roll = RollCall(store, rank, card, hosts=rank == 0, reused=reused)
+    return roll.start(time.monotonic() + 10)
 
 
 def starts(store: dist.Store, cards: dict[int, Card], **options: Any) -> list[Any]:
@@ -146,7 +146,7 @@ def test_another_world_size_ends_it_for_all_and_names_it(odd: int, size: int) ->
 
 def test_the_host_stays_until_the_others_have_left_and_then_sends_others_away() -> None:
     store = CountingStore()
-    rolls = [RollCall(store, rank, 2, hosts=rank == 0, reused=False) for rank in range(2)]
+    rolls = [RollCall(store, rank, CARD, hosts=rank == 0, reused=False) for rank in range(2)]
     head = threading.Thread(target=rolls[0].leave, args=(10,), daemon=True)
     head.start()
     head.join(0.05)
@@ -155,7 +155,7 @@ def test_the_host_stays_until_the_others_have_left_and_then_sends_others_away() 
     head.join(5)
     assert not head.is_alive()
     with pytest.raises(LeftAlready):
-        RollCall(store, 0, 1, hosts=True, reused=False)
+        RollCall(store, 0, CARD, hosts=True, reused=False)
 
 
 @pytest.mark.parametrize("left_behind", [[1], [0, 1, 2], [0, 2]])
@@ -173,7 +173,7 @@ def test_restarted_ranks_follow_rank_0_and_not_what_an_earlier_attempt_left(
         deadline = time.monotonic() + 10
         while True:
             try:
-                return _follow_rank_0(store, rank, 3).start(whole_world(3)[rank], deadline)
+                return _follow_rank_0(store, rank, whole_world(3)[rank]).start(deadline)
             except LeftAlready:
                 time.sleep(0.001)
 

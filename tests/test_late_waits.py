@@ -63,10 +63,12 @@ def test_each_group_is_waited_for_by_itself() -> None:
     works[3].fails = True
     works[3].done.set()
     assert ends(recorder, [2, 3]) == [IN_FLIGHT, IN_FLIGHT, OK, ERROR]
-    late.begin_tensor(made[1])()  # the program has waited for the second one
+    with late.wait_for_tensor(made[1]):
+        pass  # the program has waited for the second one
     before = recorder.read()
     assert before.status.tolist() == [IN_FLIGHT, OK, OK, ERROR]
-    late.begin_tensor(made[2])()  # and for the third, which was already done
+    with late.wait_for_tensor(made[2]):
+        pass  # and for the third, which was already done
     works[0].done.set()
     assert ends(recorder, [0]) == [OK, OK, OK, ERROR]
     late.stop()
@@ -286,7 +288,8 @@ def test_the_place_of_a_tensor_is_that_of_the_latest_collective_on_it(program: P
     program.come_back()
     first.done.set()
     come_true(lambda: program.recorder.read().status[0] == OK)
-    program.late.begin_tensor(made)()
+    with program.late.wait_for_tensor(made):
+        pass
     assert program.recorder.read().status.tolist() == [OK, OK]
     second.done.set()
     program.end()
@@ -305,10 +308,12 @@ def test_a_wait_that_begins_while_the_end_comes_is_not_after_it(
         wait(slot)
 
     monkeypatch.setattr(program.recorder, "wait", wait_too_late)
-    program.late.begin((0,))()
+    with program.late.wait_for((0,)):
+        pass
     first = program.recorder.read()
     assert first.wait_ns[0] <= first.done_ns[0]
-    program.late.begin((0,))()  # finished collectives are not waited for again
+    with program.late.wait_for((0,)):
+        pass  # finished collectives are not waited for again
     assert program.end().wait_ns.tolist() == first.wait_ns.tolist()
 
 
@@ -332,7 +337,12 @@ def test_what_is_under_way_at_the_end_shares_one_limit(
 
     monkeypatch.setattr(dispatcher, "JOIN_S", 0.2)
     monkeypatch.setattr(threading.Thread, "join", join_last)
-    monkeypatch.setattr(dispatcher, "leave_thread", lambda thread: left.append(thread.is_alive()))
+
+    def leave(thread: threading.Thread, limit_s: float) -> None:
+        thread.join(limit_s)
+        left.append(thread.is_alive())
+
+    monkeypatch.setattr(dispatcher, "leave_thread", leave)
     assert program.end().status.tolist() == [OK, IN_FLIGHT, IN_FLIGHT]
     assert (len(limits), left) == (3, [False, True, True])
     assert limits[1] + limits[2] < 1.5 * dispatcher.JOIN_S

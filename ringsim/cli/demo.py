@@ -49,7 +49,7 @@ CHECKED_STEPS, TOLERANCE = 3, 1e-3
 _RANKS = "number of ranks, with one stage each (default: 4)"
 
 
-def add_demo(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def add_demo(verbs: Verbs) -> None:
     """Adds the command."""
     help_text = (
         "split a small transformer into stages on real ranks, train it on Shakespeare's sonnets, "
@@ -97,7 +97,7 @@ def run_demo(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_generate(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def add_generate(verbs: Verbs) -> None:
     """Adds the command."""
     help_text = (
         "generate tokens on a ring of stages, and compare prefill with decode and different "

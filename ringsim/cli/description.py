@@ -434,7 +434,7 @@ def _lay_links(
     num_ranks: int, link: Link, links: dict[Pair, Link], inject: Sequence[Injection]
 ) -> dict[Pair, Link]:
     """Returns every link of a ring, with the slowdowns in ``inject``."""
-    laid = {}
-    for src, dst in _neighbours(num_ranks):
-        laid[src, dst] = degraded(links.get((src, dst), link), degraded_by(inject, src, dst))
-    return laid
+    return {
+        edge: degraded(links.get(edge, link), degraded_by(inject, *edge))
+        for edge in _neighbours(num_ranks)
+    }

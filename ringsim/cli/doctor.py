@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from ringsim import provenance
-from ringsim.cli.job import examine_job
+from ringsim.cli.job import Fact, examine_job
 from ringsim.cli.verb import Verbs, add_json, add_verb, tell
 from ringsim.environment import discover, find_launched
 from ringsim.errors import ArgumentError, RingError
@@ -90,7 +90,7 @@ class Criterion:
     gloo: str
 
 
-def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def add_parser(verbs: Verbs) -> None:
     """Adds the command."""
     parser = add_verb(
         verbs,
@@ -150,7 +150,7 @@ def run(options: argparse.Namespace) -> int:
     return int(any(what in needed and not good for good, what, _ in findings))
 
 
-def examine(facts: BackendFacts) -> Iterator[tuple[bool, str, str]]:
+def examine(facts: BackendFacts) -> Iterator[Fact]:
     """Yields (works, what, detail) for everything that ringsim depends on."""
     machine = provenance.machine()
     memory = bytes_text(machine["memory_bytes"]) if machine["memory_bytes"] else "memory unknown"
@@ -169,7 +169,7 @@ def examine(facts: BackendFacts) -> Iterator[tuple[bool, str, str]]:
     yield _processes()
 
 
-def _packages() -> tuple[bool, str, str]:
+def _packages() -> Fact:
     there, missing = [], []
     for name in "numpy pandas pyarrow matplotlib networkx ipywidgets jupyterlab".split():
         try:
@@ -180,7 +180,7 @@ def _packages() -> tuple[bool, str, str]:
     return not missing, "packages", "; not installed: ".join(texts)
 
 
-def _torch(facts: BackendFacts) -> Iterator[tuple[bool, str, str]]:
+def _torch(facts: BackendFacts) -> Iterator[Fact]:
     if not facts.has_torch:
         yield False, "torch", NO_TORCH
         return
@@ -194,14 +194,14 @@ def _torch(facts: BackendFacts) -> Iterator[tuple[bool, str, str]]:
     yield works, what, f"{detail}; {NOT_TRIED}"
 
 
-def _backend(what: str, comm_device: str, facts: BackendFacts) -> tuple[bool, str, str]:
+def _backend(what: str, comm_device: str, facts: BackendFacts) -> Fact:
     choice = choose_backend(comm_device, facts)
     if choice.backend is None:
         return False, what, choice.reason
     return True, what, f'used for comm_device="{comm_device}"'
 
 
-def _loopback() -> tuple[bool, str, str]:
+def _loopback() -> Fact:
     try:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
@@ -212,7 +212,7 @@ def _loopback() -> tuple[bool, str, str]:
     return True, "loopback", "127.0.0.1 works, and ranks on this machine listen only there"
 
 
-def _name_look_up() -> tuple[bool, str, str]:
+def _name_look_up() -> Fact:
     """Measures the name lookup that torch's store client performs for each rank.
 
     The client looks up the name of the address that it has connected to. Many ranks ask at the same
@@ -246,7 +246,7 @@ def _name_look_up() -> tuple[bool, str, str]:
     )
 
 
-def _start_method() -> tuple[bool, str, str]:
+def _start_method() -> Fact:
     from ringsim.launch.ranks import has_fork_server
 
     text = (
@@ -262,7 +262,7 @@ def _start_method() -> tuple[bool, str, str]:
     return True, "start method", text
 
 
-def _launcher() -> tuple[bool, str, str]:
+def _launcher() -> Fact:
     """Describes what ``initialize_distributed()`` would find here, without starting MPI."""
     try:
         return True, "launcher", str(discover(ask_mpi=False))
@@ -271,7 +271,7 @@ def _launcher() -> tuple[bool, str, str]:
         return False, "launcher", str(error).partition(". ")[0]
 
 
-def _processes() -> tuple[bool, str, str]:
+def _processes() -> Fact:
     """Lists this user's ringsim processes on this machine."""
     found = defaultdict[str, list[str]](list)
     for comm in Path("/proc").glob("[0-9]*/comm"):

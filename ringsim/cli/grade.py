@@ -12,7 +12,7 @@ from ringsim.cli.verb import Verbs, add_verb, tell_written
 from ringsim.errors import escape
 
 
-def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def add_parser(verbs: Verbs) -> None:
     """Adds the command."""
     parser = add_verb(
         verbs,

@@ -13,15 +13,17 @@ from typing import Any, cast
 
 import numpy as np
 
+from ringsim.diagnose.failure import ranks_by_text
 from ringsim.environment import count_crossings
 from ringsim.errors import RingError, name_ranks
 from ringsim.traces.units import count
 
+Fact = tuple[bool, str, str]  # whether something works, its name, and details
 _LISTENS = "0A"  # the state of a socket in /proc/net/tcp
 _SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 
 
-def examine_job() -> list[tuple[bool, str, str]] | None:
+def examine_job() -> list[Fact] | None:
     """Builds the ring on all ranks of the job, as a program would.
 
     Every rank calls this function, which blocks until all ranks have called it, for at most 30 s.
@@ -58,7 +60,7 @@ def examine_job() -> list[tuple[bool, str, str]] | None:
     return [*_describe(said)] if said else None
 
 
-def _describe(said: list[dict[str, Any]]) -> Iterator[tuple[bool, str, str]]:
+def _describe(said: list[dict[str, Any]]) -> Iterator[Fact]:
     """Yields (works, what, detail) from the facts that the ranks sent, in rank order.
 
     Example:
@@ -74,10 +76,7 @@ def _describe(said: list[dict[str, Any]]) -> Iterator[tuple[bool, str, str]]:
         ring: crosses hosts 4 times; 2 would suffice with initialize_distributed(ring_order="hosts")
     """
     hosts = [str(one["host"]) for one in said]
-    ranks = {
-        host: [rank for rank, name in enumerate(hosts) if name == host]
-        for host in dict.fromkeys(hosts)
-    }
+    ranks = ranks_by_text(dict(enumerate(hosts)))
 
     def of_each(tell: Any) -> str:
         return "; ".join(

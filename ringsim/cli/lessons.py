@@ -18,7 +18,7 @@ _DIRECTORY = "ringsim-lessons"
 _EDITION = "student"
 
 
-def add_lessons(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def add_lessons(verbs: Verbs) -> None:
     """Adds the command that copies the lessons."""
     parser = add_verb(
         verbs,
@@ -32,7 +32,7 @@ def add_lessons(verbs: Verbs[argparse.ArgumentParser]) -> None:
     parser.add_argument("--edition", default=_EDITION, help=words)
 
 
-def add_lab(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def add_lab(verbs: Verbs) -> None:
     """Adds the command that opens the lessons."""
     _add_directory(
         add_verb(

@@ -30,7 +30,7 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 _WAYS = (".json", ".csv", ".png", ".svg")
 
 
-def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def add_parser(verbs: Verbs) -> None:
     """Adds the command."""
     parser = add_verb(
         verbs,

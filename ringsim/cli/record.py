@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
 
-def add_trace(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def add_trace(verbs: Verbs) -> None:
     """Adds the command."""
     parser = add_verb(
         verbs,
@@ -47,11 +47,8 @@ def add_trace(verbs: Verbs[argparse.ArgumentParser]) -> None:
     add_flag(parser, words, "-f", "--force")
     words = "also save the source code of your files, which the page of the trace then shows"
     add_flag(parser, words, "--source")
-    parser.add_argument(
-        "--live",
-        action="store_true",
-        help="show the run while it runs, in your browser or as one line per rank",
-    )
+    words = "show the run while it runs, in your browser or as one line per rank"
+    add_flag(parser, words, "--live")
     parser.add_argument(
         "script",
         metavar="SCRIPT",
@@ -60,7 +57,7 @@ def add_trace(verbs: Verbs[argparse.ArgumentParser]) -> None:
     add_rest(parser)
 
 
-def add_merge(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def add_merge(verbs: Verbs) -> None:
     """Adds the command."""
     parser = add_verb(
         verbs,
@@ -203,7 +200,7 @@ def run_script(
     # torch's default timeout; the script may set its own
     kind = make_kind(ranks, options.device, 1800, ring=False)
     job = replace(
-        pack_script(options.script, options.arguments, seed=0, module=options.module),
+        pack_script(options.script, options.arguments, module=options.module),
         check=options.check,
     )
     try:

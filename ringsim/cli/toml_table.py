@@ -7,7 +7,7 @@ rejects keys that were not read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fractions import Fraction
 from typing import Any
@@ -88,6 +88,7 @@ SIZE = Units(
 BANDWIDTH = Units({"gb_per_s": 10**9, "mb_per_s": 10**6}, _LARGEST, f"at most {_LARGEST:g} bytes/s")
 
 
+@dataclass
 class TomlTable:
     """One table of a TOML file.
 
@@ -107,16 +108,15 @@ class TomlTable:
         >>> link.finish()
     """
 
-    def __init__(self, name: str, file: str, entries: Mapping[str, Any]) -> None:
-        self.name = name
-        self.file = file
-        self._entries = entries
-        self._known: list[str] = []
-        self._inner: list[TomlTable] = []
+    name: str
+    file: str
+    entries: Mapping[str, Any]
+    _known: list[str] = field(default_factory=list)
+    _inner: list[TomlTable] = field(default_factory=list)
 
     def __contains__(self, key: str) -> bool:
         """Returns whether the table has a key; asking does not count as reading it."""
-        return key in self._entries
+        return key in self.entries
 
     def table(self, key: str) -> TomlTable:
         """Returns an inner table, ``[key]``."""
@@ -145,9 +145,9 @@ class TomlTable:
             raise self.wrong(key, f"at most {_LARGEST:g}", say(value))
         return rule.make(value)
 
-    def choice(self, key: str, names: tuple[str, ...], default: str | None = None) -> str:
+    def choice(self, key: str, names: tuple[str, ...]) -> str:
         """Returns the value of a key that must be one of several words."""
-        value = self._find(key, default)
+        value = self._find(key)
         if value not in names:
             near = get_close_matches(value, names, 1) if isinstance(value, str) else []
             raise self.wrong(
@@ -185,7 +185,7 @@ class TomlTable:
             )
         if not found:
             return default
-        key, value = found[0], self._entries[found[0]]
+        key, value = found[0], self.entries[found[0]]
         measured = [
             self._measure(key, one, keys[key], units)
             for one in (value if by_stage and is_list(value) and value else [value])
@@ -205,7 +205,7 @@ class TomlTable:
 
         The error suggests the most similar known key.
         """
-        for key in self._entries:
+        for key in self.entries:
             if key not in self._known:
                 near = get_close_matches(key, self._known, 1, cutoff=0.5)
                 hint = (
@@ -225,12 +225,12 @@ class TomlTable:
             f"{what} must be {rule}, got {got} ({self.name} in {self.file}). {hint}"
         )
 
-    def _find(self, key: str, default: Any) -> Any:
+    def _find(self, key: str, default: Any = None) -> Any:
         self._known.append(key)
         if key not in self and default is None:
             near = get_close_matches(
-                key, [each for each in self._entries if each not in self._known], 1
+                key, [each for each in self.entries if each not in self._known], 1
             )
             hint = f"Did you mean {key} instead of {near[0]}?" if near else "Add this key."
             raise ArgumentError(f"{self.name} has no {key} ({self.file}). {hint}")
-        return self._entries.get(key, default)
+        return self.entries.get(key, default)

@@ -52,7 +52,7 @@ PICTURES = (".png", ".svg", ".pdf", ".html")
 EXPORTS = {".pftrace": "to_perfetto", ".json": "to_chrome"}
 
 
-def add_show(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def add_show(verbs: Verbs) -> None:
     """Adds the command."""
     parser = add_verb(
         verbs,
@@ -141,7 +141,7 @@ def _write_one(trace: Trace, file: Path) -> None:
         write_picture(trace.plot_timeline(), file)
 
 
-def add_open(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def add_open(verbs: Verbs) -> None:
     """Adds the command."""
     parser = add_verb(
         verbs,
@@ -172,7 +172,7 @@ def run_open(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_compare(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def add_compare(verbs: Verbs) -> None:
     """Adds the command."""
     example = "ringsim compare before.ringtrace after.ringtrace -o both.html"
     parser = add_verb(
@@ -232,7 +232,7 @@ def _differences(comparison: Comparison) -> dict[str, object]:
     }
 
 
-def add_what_if(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def add_what_if(verbs: Verbs) -> None:
     """Adds the command."""
     example = "ringsim what-if run.ringtrace --rank 2=0.5 -o predicted.html"
     parser = add_verb(
@@ -298,7 +298,7 @@ PURPOSES: dict[str, tuple[str, Style]] = {
 }
 
 
-def add_figures(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def add_figures(verbs: Verbs) -> None:
     """Adds the command."""
     example = "ringsim figures run.ringtrace --for paper -o figures"
     parser = add_verb(
@@ -354,7 +354,7 @@ def _numbers(totals: Totals) -> dict[str, object]:
     }
 
 
-def add_explain(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def add_explain(verbs: Verbs) -> None:
     """Adds the command."""
     parser = add_verb(
         verbs,

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ringsim.errors import ArgumentError, Interrupted, RingError, escape
 from ringsim.link import Link
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
     from ringsim.traces.value import Trace
 
-Verbs = argparse._SubParsersAction  # argparse has no public name for it
+# argparse has no public name for it
+Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_verb(
-    verbs: Verbs[argparse.ArgumentParser],
+    verbs: Verbs,
     name: str,
     help_text: str,
     example: str,

@@ -40,7 +40,7 @@ _LATENCY_US = 10.0
 _BANDWIDTH_GBPS = 10.0
 
 
-def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def add_parser(verbs: Verbs) -> None:
     """Adds the command."""
     help_text = "simulate a torchrun script or a described training step on a virtual clock"
     example = (

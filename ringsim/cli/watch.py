@@ -24,7 +24,7 @@ from ringsim.traces.value import Trace
 _POLL_S = 0.05
 
 
-def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def add_parser(verbs: Verbs) -> None:
     """Adds the command."""
     parser = add_verb(
         verbs,

@@ -100,7 +100,7 @@ def set_backend(backend: str) -> CurrentBackend:
 def _load(name: str) -> None:
     """Registers a backend with torch if needed; raises ArgumentError if that fails."""
     entries = {each.name.lower(): each for each in entry_points(group=GROUP)}
-    registered = {each for each in dist.Backend.backend_list if each != dist.Backend.UNDEFINED}
+    registered = {*dist.Backend.backend_list} - {dist.Backend.UNDEFINED}
     if name == dist.Backend.MPI and not dist.is_mpi_available():
         raise ArgumentError(
             "cannot load the backend 'mpi': mpi4py is not installed. Install it: "

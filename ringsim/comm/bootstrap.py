@@ -47,7 +47,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ringsim.environment import order_by_hosts
+from ringsim.environment import order_by_hosts, read_address
 from ringsim.errors import ArgumentError, RendezvousFailed
 
 T = TypeVar("T")
@@ -85,11 +85,12 @@ class BackgroundCall(Generic[T]):
 _LEFT_S = 5.0  # the time that an ending process waits for an abandoned thread
 
 
-def leave_thread(thread: threading.Thread) -> None:
-    """When the interpreter exits, waits for a thread that was asked to stop.
+def leave_thread(thread: threading.Thread, limit_s: float) -> None:
+    """Waits for a thread that was asked to stop, and again when the interpreter exits.
 
     If a torch call returned in that thread later, the process would abort.
     """
+    thread.join(limit_s)
     if thread.is_alive():
         atexit.register(thread.join, _LEFT_S)
 
@@ -205,7 +206,7 @@ class RollCall:
     Args:
         store: the store that all ranks can reach.
         rank: this rank.
-        world_size: the number of ranks that this rank expects.
+        card: the card of this rank.
         hosts: whether the store lives in this process, which must then wait until the other ranks
             have read the store for the last time.
         reused: whether the store outlives the ring, so that each roll-call needs its own keys.
@@ -217,37 +218,36 @@ class RollCall:
         LeftAlready: the previous ring is still being destroyed.
     """
 
+    _listed = False  # whether this process is the only one with this rank's number
+
     def __init__(
         self,
         store: Store,
         rank: int,
-        world_size: int,
+        card: Card,
         *,
         hosts: bool = False,
         reused: bool = False,
         over: Callable[[], bool] | None = None,
     ) -> None:
-        self.rank = rank
-        self.world_size = world_size
-        self.hosts = hosts
+        self.rank, self.world_size = rank, card.world_size
+        self._card, self._hosts = card, hosts
         # the larger of this rank's and rank 0's world size: a message must list all these ranks
-        self._expected = world_size
+        self._expected = self.world_size
         self._over = over
-        self._listed = False  # whether this process is the only one with this rank's number
         # All ranks take part in a roll-call before any rank can begin the next one, so this number
         # of complete rounds is the same on all ranks.
-        number = (store.add("ringsim/arrivals", 1) - 1) // world_size if reused else 0
+        number = (store.add("ringsim/arrivals", 1) - 1) // self.world_size if reused else 0
         self.store = PrefixStore(f"ringsim/{number}", store)
         if not reused and self.store.add("left", 0) > 0:
             raise LeftAlready
 
-    def start(self, card: Card, deadline: float) -> list[tuple[int, ...]]:
+    def start(self, deadline: float) -> list[tuple[int, ...]]:
         """Meets all ranks and compares their cards.
 
         Returns all rings of this world, each as its global ranks in order.
 
         Args:
-            card: the card of this rank.
             deadline: the time at which to give up, on ``time.monotonic``'s clock.
 
         Raises:
@@ -256,7 +256,7 @@ class RollCall:
             LeftAlready: this roll-call belongs to an earlier attempt.
         """
         with self._connection():
-            mine = card.to_json()
+            mine = self._card.to_json()
             if self.store.compare_set(f"start/{self.rank}", "", mine).decode() != mine:
                 twice = f"two processes have rank {self.rank}"
                 if self._over is not None:
@@ -271,7 +271,7 @@ class RollCall:
                 self._refuse("start", "rank 0 did not arrive within the time limit")
             head = Card.from_json(self.store.get("head"))
             self._expected = max(self.world_size, head.world_size)
-            disagreement = _disagreement(head, card, self.rank)
+            disagreement = _disagreement(head, self._card, self.rank)
             if disagreement is not None:
                 self._refuse("start", disagreement)
             complete = self.store.add("start/count", 1) == self.world_size
@@ -319,7 +319,7 @@ class RollCall:
         try:
             if self.store.add("left", 1) == self.world_size:
                 self.store.set("all left", "")
-            if self.hosts:
+            if self._hosts:
                 self._wait("all left", time.monotonic() + limit_s)
         except RuntimeError:
             pass  # the store is already closed
@@ -332,10 +332,9 @@ class RollCall:
         except RendezvousFailed:
             raise
         except RuntimeError as error:
-            where = f"rank {self.rank} of {self.world_size}"
             raise RendezvousFailed(
                 "rank 0 closed the connection before every rank had created its groups "
-                f"({where}). Check why rank 0 ended."
+                f"(rank {self.rank} of {self.world_size}). Check why rank 0 ended."
             ) from error
 
     def _wait(self, key: str, deadline: float) -> bool:
@@ -358,17 +357,14 @@ class RollCall:
             return False
         return True
 
-    def _publish(self, stage: str, verdict: dict[str, Any]) -> dict[str, Any]:
+    def _publish(self, stage: str, verdict: dict[str, Any]) -> Any:
         """Writes a verdict unless one already exists, and returns the verdict that counts."""
-        standing: dict[str, Any] = json.loads(
-            self.store.compare_set(f"{stage}/verdict", "", json.dumps(verdict))
-        )
-        return standing
+        return json.loads(self.store.compare_set(f"{stage}/verdict", "", json.dumps(verdict)))
 
-    def _verdict(self, stage: str, deadline: float) -> dict[str, Any]:
+    def _verdict(self, stage: str, deadline: float) -> Any:
         """Waits for the verdict and returns it, or raises RendezvousFailed for an error."""
         if self._wait(f"{stage}/verdict", deadline):
-            verdict: dict[str, Any] = json.loads(self.store.get(f"{stage}/verdict"))
+            verdict = json.loads(self.store.get(f"{stage}/verdict"))
         else:
             arrived = self.store.add(f"{stage}/count", 0)
             why = "not all ranks arrived within the time limit" + self._attendance(stage)
@@ -403,7 +399,7 @@ class RollCall:
         if self._listed:
             read = self.store.add(f"{stage}/read", 1)
             give_up = time.monotonic() + _READERS_GRACE_S
-            while self.hosts and read < verdict["readers"] and time.monotonic() < give_up:
+            while self._hosts and read < verdict["readers"] and time.monotonic() < give_up:
                 time.sleep(_POLL_S)
                 read = self.store.add(f"{stage}/read", 0)
         raise RendezvousFailed(
@@ -473,7 +469,6 @@ def meet(
     head_ip: str,
     port: int,
     rank: int,
-    world_size: int,
     card: Card,
     timeout_s: float,
     listen_socket: socket.socket | None = None,
@@ -487,7 +482,6 @@ def meet(
         head_ip: the numeric address or the name of rank 0's machine.
         port: the port on which rank 0 listens.
         rank: this rank, from 0.
-        world_size: the number of ranks.
         card: the card of this rank.
         timeout_s: the time limit, in seconds.
         listen_socket: for rank 0, a socket that already listens at ``head_ip`` and ``port``;
@@ -507,9 +501,9 @@ def meet(
         loopback = ipaddress.ip_address(address).is_loopback
         descriptor = listener.fileno()
         store = host(listener, timeout_s)
-        roll = RollCall(store, rank, world_size, hosts=True)
+        roll = RollCall(store, rank, card, hosts=True)
         try:
-            return Rendezvous(roll, roll.start(card, deadline), loopback and alike, descriptor)
+            return Rendezvous(roll, roll.start(deadline), loopback and alike, descriptor)
         except BaseException as error:
             _stop_listening(descriptor)
             if isinstance(error, RendezvousFailed) and loopback and not alike:
@@ -520,7 +514,7 @@ def meet(
                     "that address."
                 ) from error
             raise
-    where = f"rank {rank} of {world_size}, head {head_ip}:{port}"
+    where = f"rank {rank} of {card.world_size}, head {head_ip}:{port}"
     addresses = _resolve(head_ip, deadline)
     loopback = _leads_alike(head_ip) and all(
         ipaddress.ip_address(address).is_loopback for _, address in addresses
@@ -528,11 +522,8 @@ def meet(
     while True:
         store = _join(addresses, port, deadline, where)
         try:
-            if agent:
-                roll = _follow_rank_0(store, rank, world_size)
-            else:
-                roll = RollCall(store, rank, world_size)
-            return Rendezvous(roll, roll.start(card, deadline), loopback)
+            roll = (_follow_rank_0 if agent else RollCall)(store, rank, card)
+            return Rendezvous(roll, roll.start(deadline), loopback)
         except RendezvousFailed:
             raise
         except (LeftAlready, RuntimeError) as error:  # the previous ring still exists
@@ -544,7 +535,7 @@ def meet(
             time.sleep(_RETRY_S)
 
 
-def _follow_rank_0(store: Store, rank: int, world_size: int) -> RollCall:
+def _follow_rank_0(store: Store, rank: int, card: Card) -> RollCall:
     """Joins rank 0's next roll-call, in a store that torchrun keeps across restarts.
 
     Rank 0 numbers the roll-calls, because each torchrun agent counts only the restarts of its own
@@ -561,17 +552,17 @@ def _follow_rank_0(store: Store, rank: int, world_size: int) -> RollCall:
         return bool(store.add("ringsim/roll-calls", 0) != number)
 
     own = PrefixStore(f"ringsim/roll-call {number}", store)
-    return RollCall(own, rank, world_size, over=over)
+    return RollCall(own, rank, card, over=over)
 
 
-def meet_over(store: Store, rank: int, world_size: int, card: Card, timeout_s: float) -> Rendezvous:
+def meet_over(store: Store, rank: int, card: Card, timeout_s: float) -> Rendezvous:
     """Calls the roll over a store that the ranks already share.
 
     For the arguments, the result and the exceptions, see ``meet``.
     """
     deadline = time.monotonic() + timeout_s
-    roll = RollCall(store, rank, world_size, reused=True)
-    return Rendezvous(roll, roll.start(card, deadline), loopback=False)
+    roll = RollCall(store, rank, card, reused=True)
+    return Rendezvous(roll, roll.start(deadline), loopback=False)
 
 
 def host(listener: socket.socket, timeout_s: float) -> Store:
@@ -591,15 +582,13 @@ def reach(address: str, port: int, timeout_s: float, descriptor: int | None = No
     ``descriptor``.
     """
 
-    def connect() -> Store:
-        limit = timedelta(seconds=timeout_s)
-        hosts = descriptor is not None
-        store: Store = TCPStore(
+    def connect() -> Any:
+        hosts, limit = descriptor is not None, timedelta(seconds=timeout_s)
+        return TCPStore(
             address, port, None, hosts, limit, wait_for_workers=False, master_listen_fd=descriptor
         )
-        return store
 
-    return BackgroundCall(connect).result(timeout_s)
+    return BackgroundCall[Store](connect).result(timeout_s)
 
 
 def close_door(descriptor: int, address: str, port: int) -> socket.socket | None:
@@ -628,7 +617,7 @@ def close_door(descriptor: int, address: str, port: int) -> socket.socket | None
 
 
 def build_default_group(
-    rendezvous: Rendezvous, rank: int, world_size: int, backend: str, timeout: timedelta
+    rendezvous: Rendezvous, backend: str, timeout: timedelta
 ) -> Callable[[], None]:
     """Creates torch's default process group for the ranks that joined the rendezvous.
 
@@ -636,6 +625,7 @@ def build_default_group(
     loopback, Gloo uses only loopback for this group and all later ones; call the returned function
     to undo this change after the group is destroyed.
     """
+    roll = rendezvous.roll
     interface = (
         loopback_interface() if rendezvous.loopback and _INTERFACE not in os.environ else None
     )
@@ -649,9 +639,9 @@ def build_default_group(
     try:
         dist.init_process_group(
             backend,
-            store=PrefixStore("default", rendezvous.roll.store),
-            rank=rank,
-            world_size=world_size,
+            store=PrefixStore("default", roll.store),
+            rank=roll.rank,
+            world_size=roll.world_size,
             timeout=timeout,
         )
     except BaseException:
@@ -737,14 +727,6 @@ def _unanswered(where: str, found: str) -> RendezvousFailed:
     )
 
 
-def _numeric(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Returns a host's numeric address, or None if the host is a name."""
-    try:
-        return ipaddress.ip_address(host)
-    except ValueError:
-        return None
-
-
 def _leads_alike(host: str) -> bool:
     """Returns whether a host that resolves to loopback here also does so on every other machine.
 
@@ -752,7 +734,7 @@ def _leads_alike(host: str) -> bool:
     machine's /etc/hosts may map the name to loopback (Debian: 127.0.1.1), while other machines get
     the machine's address on the network.
     """
-    return host == "localhost" or _numeric(host) is not None
+    return host == "localhost" or read_address(host) is not None
 
 
 def _resolve(host: str, deadline: float) -> list[Address]:
@@ -760,7 +742,7 @@ def _resolve(host: str, deadline: float) -> list[Address]:
 
     IPv4 addresses come first, so that rank 0 and the others first try the same address.
     """
-    numeric = _numeric(host)
+    numeric = read_address(host)
     if numeric is not None:
         if numeric.is_unspecified:
             raise ArgumentError(

@@ -118,5 +118,5 @@ def _places_for(call: Call, rank: int) -> Tensors:
     return (torch.zeros(1, dtype=torch.int32),)
 
 
-def _empty(tensors: Tensors) -> list[torch.Tensor]:
+def _empty(tensors: Tensors) -> Tensors:
     return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors]

@@ -28,7 +28,6 @@ is computed, and is the same on every rank.
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -45,20 +44,30 @@ from ringsim.traces.events import NONE, OP_CODES
 # -- the members
 
 
-class Members(ABC):
-    """The ranks of a group.
+class Members:
+    """The members of a group, as seen from one of its ranks.
 
-    Attributes:
+    Args:
         ranks: the global ranks of the members, in the group's order.
+        place: this rank's place in the group.
         group_name: the name, such as "world" or "ring:2>3", which is the same on all members.
+        check: a replacement for the method ``check``.
     """
 
-    ranks: Sequence[int]
-    group_name: str
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        place: int,
+        group_name: str,
+        check: Callable[[str, Any], torch.Tensor] | None = None,
+    ) -> None:
+        self.ranks, self._place, self.group_name = ranks, place, group_name
+        if check is not None:
+            self.check = check  # type: ignore[assignment, method-assign]
 
-    @abstractmethod
     def rank(self) -> int:
         """Returns this rank's place in the group, or -1 outside it."""
+        return self._place
 
     def size(self) -> int:
         """Returns the number of ranks in the group."""
@@ -74,32 +83,6 @@ class Members(ABC):
     def here(self) -> str:
         """Returns a description of this rank for errors."""
         return f'rank {self.rank()} of {len(self.ranks)} in group "{self.group_name}"'
-
-
-class GroupMembers(Members):
-    """The members of a group, as seen from one of its ranks.
-
-    Args:
-        ranks: the global ranks of the members.
-        rank: this rank's place in the group.
-        name: the name of the group.
-        check: a replacement for the method ``check``.
-    """
-
-    def __init__(
-        self,
-        ranks: Sequence[int],
-        rank: int,
-        name: str,
-        check: Callable[[str, Any], torch.Tensor] | None = None,
-    ) -> None:
-        self.ranks, self._rank, self.group_name = ranks, rank, name
-        if check is not None:
-            self.check = check  # type: ignore[assignment, method-assign]
-
-    def rank(self) -> int:
-        """Returns this rank's place in the group."""
-        return self._rank
 
 
 # -- the table
@@ -174,8 +157,8 @@ class Reading:
         gives: the argument with the tensors that a rank gives.
         takes: the argument with the tensors that a rank fills; omitted if both arguments are the
             same.
-        methods: the methods of ``ProcessGroup``. Their arguments are the tensors taken, the tensors
-            given, and the options.
+        methods: the methods of ``ProcessGroup``, if their names differ. Their arguments are the
+            tensors taken, the tensors given, and the options.
         raw: whether Gloo ignores the tensors' strides and uses their memory as it is, so that gaps
             or a different order of elements produce garbage.
 
@@ -194,7 +177,7 @@ class Reading:
         methods: str = "",
         raw: bool = False,
     ) -> None:
-        self.names, self.methods, self.raw = names.split(), methods.split(), raw
+        self.names, self.methods, self.raw = names.split(), (methods or names).split(), raw
         self.collective: Collective = COLLECTIVES[self.names[0]]
         self.gives, self.takes = gives, gives if takes is _NOTHING else takes
         self.in_place = takes is _NOTHING
@@ -226,7 +209,7 @@ _TO, _FROM = _ROOTED.format("dst"), _ROOTED.format("src")
 _PLAIN = "group=None, async_op=False"
 _TENSOR = ("tensor", _ONE)
 _ROWS_OF_TABLE = (
-    Reading("broadcast", f"tensor, src=None, {_FROM}", _TENSOR, methods="broadcast", raw=True),
+    Reading("broadcast", f"tensor, src=None, {_FROM}", _TENSOR, raw=True),
     Reading("all_reduce", f"tensor, op=SUM, {_PLAIN}", _TENSOR, methods="allreduce", raw=True),
     Reading(
         "all_reduce_coalesced",
@@ -234,7 +217,7 @@ _ROWS_OF_TABLE = (
         ("tensors", _SOME),
         methods="allreduce_coalesced",
     ),
-    Reading("reduce", f"tensor, dst=None, op=SUM, {_TO}", _TENSOR, methods="reduce", raw=True),
+    Reading("reduce", f"tensor, dst=None, op=SUM, {_TO}", _TENSOR, raw=True),
     Reading(
         "all_gather",
         f"tensor_list, tensor, {_PLAIN}",
@@ -261,21 +244,18 @@ _ROWS_OF_TABLE = (
         f"tensor, gather_list=None, dst=None, {_TO}",
         _TENSOR,
         ("gather_list", _LIST),
-        methods="gather",
     ),
     Reading(
         "gather_into_tensor gather_single",
         f"tensor, gather_tensor=None, dst=None, {_TO}",
         _TENSOR,
         ("gather_tensor", _WHOLE),
-        methods="gather_into_tensor gather_single",
     ),
     Reading(
         "scatter",
         f"tensor, scatter_list=None, src=None, {_FROM}",
         ("scatter_list", _LIST),
         _TENSOR,
-        methods="scatter",
         raw=True,
     ),
     Reading(
@@ -283,7 +263,6 @@ _ROWS_OF_TABLE = (
         f"output, input_list, op=SUM, {_PLAIN}",
         ("input_list", _LIST),
         ("output", _ONE),
-        methods="reduce_scatter",
     ),
     Reading(
         "reduce_scatter_tensor reduce_scatter_single",
@@ -309,7 +288,7 @@ _ROWS_OF_TABLE = (
         ("output", _ROWS),
         methods="alltoall_base all_to_all_single",
     ),
-    Reading("barrier", f"{_PLAIN}, device_ids=None, timeout=None", methods="barrier"),
+    Reading("barrier", f"{_PLAIN}, device_ids=None, timeout=None"),
 )
 METHODS = {  # by the method of ProcessGroup
     **{method: row for row in _ROWS_OF_TABLE for method in row.methods},
@@ -674,9 +653,7 @@ def find_tensors(
     )
 
 
-def find_unfit(
-    reading: Reading, tensors: list[torch.Tensor], args: tuple[Any, ...]
-) -> torch.Tensor | None:
+def find_unfit(reading: Reading, tensors: Tensors, args: tuple[Any, ...]) -> torch.Tensor | None:
     """Returns a tensor that would make a call do nothing or return wrong results, or None.
 
     Such a tensor has no data, or has gaps that Gloo ignores.
@@ -731,8 +708,6 @@ def _split_bytes(given: Any, rows: Any, group_size: int) -> tuple[int, ...]:
     if not isinstance(given, torch.Tensor):
         return tuple(each.nbytes for each in given) if len(given) == group_size else ()
     length = len(given)
-    if not rows and length % group_size:
-        return ()
     rows = rows or [length // group_size] * group_size
     if len(rows) != group_size or sum(rows) != length:
         return ()

@@ -186,22 +186,36 @@ class Prechecks:
         self, what: str, todo: str, attempt: Attempt | None = None, post: Post | None = None
     ) -> NoReturn:
         """Raises ArgumentError at the user's line, and records the error in the trace."""
-        recorder = self._recorder
-        where = f"rank {recorder.rank} of {recorder.world_size}"
-        group, peer, tag, payload = attempt[1:] if attempt else (NONE, NONE, NONE, NONE)
+        recorder, about = self._recorder, ""
+        numbers = attempt[1:] if attempt else (NONE,) * 4
         if attempt is not None:
-            where += f", {attempt.op}"
-            if tag is not None:
-                if peer >= 0:
-                    where += f" {'to' if attempt.op == 'send' else 'from'} {peer}"
-                where += f", tag {tag}"
-            if group >= 0:
-                where += f", group {recorder.groups[group].name}"
-        if post is not None and (slot := post(group, peer, tag, payload)) is not None:
+            about = attempt.op
+            if attempt.tag is not None:
+                if attempt.peer >= 0:
+                    about += f" {'to' if attempt.op == 'send' else 'from'} {attempt.peer}"
+                about += f", tag {attempt.tag}"
+            if attempt.group >= 0:
+                about += f", group {recorder.groups[attempt.group].name}"
+        if post is not None and (slot := post(*numbers)) is not None:
             recorder.complete(slot, ERROR)
-        message = f"{what} ({where}). {todo}."
-        recorder.notice("invalid_argument", message, group, peer, tag, payload)
-        raise ArgumentError(message) from None
+        _complain(recorder, ArgumentError, "invalid_argument", what, about, todo, *numbers)
+
+
+def _complain(
+    recorder: Recorder,
+    error: type[RingError],
+    kind: str,
+    what: str,
+    about: str,
+    todo: str,
+    *numbers: int,
+) -> NoReturn:
+    """Raises an error, and records it in the trace."""
+    where = f"rank {recorder.rank} of {recorder.world_size}"
+    message = f"{what} ({where}{about and f', {about}'}). {todo}."
+    with without_modes():
+        recorder.notice(kind, message, *numbers)
+    raise error(message) from None
 
 
 def _layout(tensor: torch.Tensor) -> str:
@@ -275,7 +289,7 @@ class BufferGuard:
         self.uses: dict[Work, _Use] = {}  # posted and not yet waited for
         self._waited: weakref.WeakSet[Work] = weakref.WeakSet()
         # Python's registry of warnings: one warning per line
-        self._warned: dict[str | tuple[str, type[Warning], int], int] = {}
+        self._warned: dict[Any, int] = {}
         self._mode = _Watch(self)
 
     def start(self) -> None:
@@ -408,14 +422,7 @@ class BufferGuard:
     def _complain(
         self, kind: str, what: str, about: str, todo: str, error: type[RingError] = RingError
     ) -> NoReturn:
-        recorder = self._recorder
-        where = f"rank {recorder.rank} of {recorder.world_size}"
-        if about:
-            where += f", {about}"
-        message = f"{what} ({where}). {todo}."
-        with without_modes():
-            recorder.notice(kind, message)
-        raise error(message)
+        _complain(self._recorder, error, kind, what, about, todo)
 
 
 class _Watch(DispatchMode):

@@ -42,13 +42,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from ringsim.comm.backends import CurrentBackend
 from ringsim.comm.backends import set_backend as _set_backend
 from ringsim.comm.bootstrap import Card, build_default_group, finishing, meet
-from ringsim.comm.calls import make_signature, name_function
+from ringsim.comm.calls import Tensors, make_signature, name_function
 from ringsim.comm.deepspeed_log import describe
 from ringsim.comm.functions import FUNCTIONS, MANAGING
 from ringsim.comm.handles import Handle
 from ringsim.comm.log import configure, find_place
 from ringsim.comm.log import log_summary as _log_summary
-from ringsim.environment import Discovery, discover
+from ringsim.environment import VARIABLES, Discovery, discover
 from ringsim.errors import ArgumentError, RingError
 from ringsim.state import get_state
 
@@ -217,9 +217,7 @@ def all_reduce_coalesced(
     return _wait_for_all(works, tensors, async_op)
 
 
-def _wait_for_all(
-    works: list[Any], results: Sequence[torch.Tensor], async_op: bool
-) -> Handle | None:
+def _wait_for_all(works: list[Any], results: Tensors, async_op: bool) -> Handle | None:
     """Returns a single handle for several operations, or waits for all of the operations."""
     handle = Handle(works, results=results)
     if async_op:
@@ -423,7 +421,6 @@ def _check_joined() -> None:
 
 TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
 _LOGGER = logging.getLogger("ringsim.comm")
-_FIVE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _TIMEOUT = timedelta(minutes=10)
 
 
@@ -498,11 +495,9 @@ def init_distributed(
             name, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size
         )
         return
-    port = None
-    if distributed_port != TORCH_DISTRIBUTED_DEFAULT_PORT and "MASTER_PORT" not in os.environ:
-        port = distributed_port
+    chosen = distributed_port != TORCH_DISTRIBUTED_DEFAULT_PORT
     found = discover(
-        port=port,
+        port=distributed_port if chosen and "MASTER_PORT" not in os.environ else None,
         world_size=world_size if world_size >= 0 else None,
         rank=rank if rank >= 0 else None,
         ask_mpi=auto_mpi_discovery,
@@ -518,14 +513,11 @@ def _join(name: str, found: Discovery, timeout: timedelta) -> None:
 
     Rank 0 listens only on its own address.
     """
-    card = Card(
-        found.world_size, "gpu" if name == "nccl" else "cpu", tuple(range(found.world_size))
-    )
-    rendezvous = meet(
-        found.head_ip, found.port, found.rank, found.world_size, card, timeout.total_seconds()
-    )
-    with finishing(rendezvous, timeout.total_seconds()):
-        build_default_group(rendezvous, found.rank, found.world_size, name, timeout)
+    world_size, timeout_s = found.world_size, timeout.total_seconds()
+    card = Card(world_size, "gpu" if name == "nccl" else "cpu", tuple(range(world_size)))
+    rendezvous = meet(found.head_ip, found.port, found.rank, card, timeout_s)
+    with finishing(rendezvous, timeout_s):
+        build_default_group(rendezvous, name, timeout)
 
 
 def mpi_discovery(
@@ -629,7 +621,8 @@ def _find(rule: str, variable: str, *kept: str) -> Discovery:
 
 
 def _without_torchs(*kept: str) -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in _FIVE or name in kept}
+    left_out = {*VARIABLES.values()} - {*kept}
+    return {name: value for name, value in os.environ.items() if name not in left_out}
 
 
 def _set(found: Discovery, verbose: bool) -> None:

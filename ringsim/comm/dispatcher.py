@@ -25,7 +25,8 @@ import queue
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
@@ -36,8 +37,9 @@ from torch.distributed import ProcessGroup, Work
 from torch.library import Library
 
 from ringsim.comm.bootstrap import leave_thread
-from ringsim.comm.calls import METHODS, Reading, find_tensors
+from ringsim.comm.calls import METHODS, Reading, Tensors, find_tensors
 from ringsim.comm.torch_private import Hook, keys_below_backend_select, tree_leaves
+from ringsim.state import start_thread
 from ringsim.traces.events import ERROR, NONE, OK
 from ringsim.traces.frames import current_frames
 from ringsim.traces.recorder import Recorder
@@ -47,7 +49,6 @@ RETURN_S = 0.001
 LOOK_S = 0.003  # the time between checks of whether a call that waits has returned
 NOTICED_S = 0.5  # the time that C++ may wait without a record of the wait
 JOIN_S = 2.0  # the time to wait for operations in flight when recording ends
-_DONE = object()
 
 
 class Issued(NamedTuple):
@@ -66,8 +67,8 @@ class Issued(NamedTuple):
     reading: Reading
     group: ProcessGroup
     args: tuple[Any, ...]
-    tensors: list[torch.Tensor]
-    made: list[torch.Tensor]
+    tensors: Tensors
+    made: Tensors
     root: int
     hand_on: Callable[[], Any]
 
@@ -77,17 +78,18 @@ class Dispatcher:
 
     Attributes:
         listener: a function that gets each collective and runs it; None while nothing is recorded.
-        on_wait: a function that is called with a tensor when the program begins to wait for the
-            functional collective that fills it; the function it returns is called after the wait.
+        on_wait: a function that returns the context manager in which the program waits for the
+            functional collective that fills a tensor.
         complete: whether all collectives are seen; False if this version of torch has a different
             dispatcher.
         recorded_elsewhere: a thread-local object; ``now`` is true while the caller records the
             collective itself.
     """
 
+    listener: Callable[[Issued], Any] | None = None
+    on_wait: Callable[[torch.Tensor], AbstractContextManager[None]] | None = None
+
     def __init__(self) -> None:
-        self.listener: Callable[[Issued], Any] | None = None
-        self.on_wait: Callable[[torch.Tensor], Callable[[], None]] | None = None
         self.recorded_elsewhere = threading.local()
         self._libraries = [Library(name, "IMPL") for name in ("c10d", "_c10d_functional")]
         below = keys_below_backend_select()
@@ -139,10 +141,8 @@ class Dispatcher:
             on_wait = self.on_wait
             if on_wait is None or not _holds_data(tensor):
                 return hand_on(keys & below, tensor)
-            has_waited = on_wait(tensor)
-            result = hand_on(keys & below, tensor)
-            has_waited()
-            return result
+            with on_wait(tensor):
+                return hand_on(keys & below, tensor)
 
         return kernel
 
@@ -182,6 +182,9 @@ class _UnderWay(NamedTuple):
     call: _Call
 
 
+_Queue = queue.SimpleQueue[_UnderWay | None]
+
+
 class LateWaits:
     """Tracks the collectives that the program waits for in C++, to record when these waits end.
 
@@ -201,11 +204,11 @@ class LateWaits:
 
     def __init__(self, recorder: Recorder, wait: Hook, pending: dict[Work, int]) -> None:
         self._recorder, self._wait, self._pending = recorder, wait, pending
-        self._queues: dict[int, queue.SimpleQueue[_UnderWay | None]] = {}  # by group
+        self._queues: dict[int, _Queue] = {}  # by group
         self._threads: list[threading.Thread] = []
         self._slots: dict[int, int] = {}  # by the address that a collective fills
         # slots of unfinished collectives; the thread that removes a slot completes its record
-        self._open: dict[int, None] = {}
+        self._open: dict[int, bool] = {}
         # the number of record_function blocks entered, by thread
         self._blocks: defaultdict[int, int] = defaultdict(int)
         self._calls: dict[int, _Call] = {}  # the latest call of each thread
@@ -215,7 +218,7 @@ class LateWaits:
         work: Work,
         slot: int,
         group: int,
-        made: Sequence[torch.Tensor] = (),
+        made: Tensors = (),
         frame: FrameType | None = None,
     ) -> None:
         """Tracks a collective until it is done, and records when that happens.
@@ -229,14 +232,11 @@ class LateWaits:
         """
         if group not in self._queues:
             self._queues[group] = queue.SimpleQueue()
-            name = f"ringsim-late-waits-{group}"
-            thread = threading.Thread(
-                target=self._run, args=(self._queues[group],), name=name, daemon=True
+            self._threads.append(
+                start_thread(f"late-waits-{group}", self._run, self._queues[group])
             )
-            self._threads.append(thread)
-            thread.start()
         places = [tensor.data_ptr() for tensor in made]
-        self._open[slot] = None
+        self._open[slot] = True
         self._slots.update(dict.fromkeys(places, slot))
         ident = threading.get_ident()
         place, blocks, call = _where(frame), self._blocks[ident], self._calls.get(ident)
@@ -245,30 +245,28 @@ class LateWaits:
         call.latest = slot
         self._queues[group].put(_UnderWay(work, slot, places, time.monotonic_ns(), call))
 
-    def begin_tensor(self, tensor: torch.Tensor) -> Callable[[], None]:
-        """Like ``begin``, for the collective that fills ``tensor``."""
+    def wait_for_tensor(self, tensor: torch.Tensor) -> AbstractContextManager[None]:
+        """Like ``wait_for``, for the collective that fills ``tensor``."""
         slot = self._slots.get(tensor.data_ptr())
-        return self.begin(() if slot is None else (slot,))
+        return self.wait_for(() if slot is None else (slot,))
 
-    def begin(self, slots: Sequence[int]) -> Callable[[], None]:
-        """Records that the program begins to wait for these collectives, unless they are done.
+    @contextmanager
+    def wait_for(self, slots: Sequence[int]) -> Iterator[None]:
+        """Records that the program waits for these collectives in the block.
 
-        Returns:
-            A function to call when the program has waited.
+        Collectives that are already done are left out.
         """
         begun = [slot for slot in slots if slot in self._open]
         for slot in begun:
             self._recorder.wait(slot)
-        return functools.partial(self._end, begun)
-
-    def _end(self, slots: list[int]) -> None:
-        for slot in slots:
+        yield
+        for slot in begun:
             if not self._complete(slot):
                 self._recorder.amend(slot, done_ns=NONE)  # the wait began too late to end before it
 
     def _complete(self, slot: int, status: int = OK) -> bool:
         """Completes a record unless another thread already has; returns whether this call did."""
-        mine = self._open.pop(slot, _DONE) is not _DONE
+        mine = self._open.pop(slot, False)
         if mine:
             self._recorder.complete(slot, status)
         return mine
@@ -287,10 +285,9 @@ class LateWaits:
             each.put(None)
         end_s = time.monotonic() + JOIN_S
         for thread in self._threads:
-            thread.join(max(end_s - time.monotonic(), 0.0))
-            leave_thread(thread)
+            leave_thread(thread, max(end_s - time.monotonic(), 0.0))
 
-    def _run(self, items: queue.SimpleQueue[_UnderWay | None]) -> None:
+    def _run(self, items: _Queue) -> None:
         # Collectives that ended while their threads were in C++, and may have been waited for there
         left: list[_UnderWay] = []
         while (item := self._next(items, left)) is not None:
@@ -310,7 +307,7 @@ class LateWaits:
 
     def _next(
         self,
-        items: queue.SimpleQueue[_UnderWay | None],
+        items: _Queue,
         left: list[_UnderWay],
     ) -> _UnderWay | None:
         """Returns the next collective, or None if there are no more.

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from ringsim.comm.building import build, warn_once
 from ringsim.comm.calls import (
     READINGS,
-    GroupMembers,
+    Members,
     make_signature,
     name_function,
     read_call,
@@ -28,7 +28,7 @@ from ringsim.comm.calls import (
 from ringsim.comm.mpi import check_place
 from ringsim.comm.numbering import name_and_ranks
 from ringsim.comm.python_group import PythonGroup
-from ringsim.state import get_state, is_plain, process
+from ringsim.state import get_state, process
 
 _MODULE = "ringsim.comm"  # the module that exports the functions
 # Torch raises this before it sends anything: "Backend gloo does not support gather_single" (2.15).
@@ -83,7 +83,7 @@ def _build(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     else:
         warn_once(name, dist.get_backend(group))
         title, ranks = name_and_ranks(group)
-        members = GroupMembers(ranks, group.rank(), title)
+        members = Members(ranks, group.rank(), title)
         handle = build(group, read_call(name, arguments, members))
     if arguments["async_op"]:
         return handle
@@ -129,7 +129,7 @@ def make_function(
         **kwargs: Any,
     ) -> Any:
         try:
-            if process.unchanged or is_plain(get_state()):
+            if process.unchanged or get_state().log is None:
                 return torchs(*args, **kwargs)
             return get_state().log.call(name, torchs, args, kwargs, prof, log_name, debug)
         except RuntimeError as error:
@@ -184,14 +184,14 @@ def _with_extras(signature: inspect.Signature) -> inspect.Signature:
 
 def _communicates(name: str, function: Any) -> bool:
     """Returns whether a torch function communicates, even if this module does not list it."""
-    if type(function) is not FunctionType or name.startswith("_"):
-        return False
-    if name in QUESTIONS or name in _MAKERS:
-        return False
-    if function.__module__ != dist.distributed_c10d.__name__:
-        return False
-    # all other functions that communicate have a parameter `group`
-    return name == "batch_isend_irecv" or "group" in inspect.signature(function).parameters
+    return (
+        type(function) is FunctionType
+        and not name.startswith("_")
+        and name not in (*QUESTIONS, *_MAKERS)
+        and function.__module__ == dist.distributed_c10d.__name__
+        # all other functions that communicate have a parameter `group`
+        and (name == "batch_isend_irecv" or "group" in inspect.signature(function).parameters)
+    )
 
 
 # for functions that a tool has replaced: the replacement may hide the arguments

@@ -28,6 +28,7 @@ import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -78,6 +79,7 @@ class _Kept(NamedTuple):
     waited_ns: int
 
 
+@dataclass
 class GpuTimes:
     """Times operations with CUDA events, and writes the times into the operations' records.
 
@@ -90,13 +92,10 @@ class GpuTimes:
         now: the host's clock, in ns.
     """
 
-    def __init__(
-        self, amend: Callable[..., None], rank: int, now: Callable[[], int] = time.monotonic_ns
-    ) -> None:
-        self._amend = amend
-        self._rank = rank
-        self._now = now
-        self._clocks: dict[torch.device, _GpuClock] = {}
+    amend: Callable[..., None]
+    rank: int
+    now: Callable[[], int] = time.monotonic_ns
+    _clocks: dict[torch.device, _GpuClock] = field(default_factory=dict)
 
     def begin(self, gpu: torch.device) -> Begun:
         """Records that the program's stream is about to block; returns the argument for ``end``."""
@@ -104,7 +103,7 @@ class GpuTimes:
 
     def end(self, begun: Begun, slots: list[int]) -> None:
         """Records that the operations in these slots no longer block the program's stream."""
-        clock, begin, waited_ns = self._find_clock(begun.gpu), begun.event, self._now()
+        clock, begin, waited_ns = self._find_clock(begun.gpu), begun.event, self.now()
         end = begin if isinstance(begin, str) else clock.record()
         if isinstance(begin, str) or isinstance(end, str):
             clock.missed[str(end)] += len(slots)
@@ -127,7 +126,7 @@ class GpuTimes:
         words = []
         for gpu, clock in list(self._clocks.items()):
             self._read_one(clock)
-            times = f"On rank {self._rank}, {gpu}"
+            times = f"On rank {self.rank}, {gpu}"
             if clock.read:
                 words.append(
                     f"{times}: the times of {count(clock.read, 'operation')} come from CUDA "
@@ -149,7 +148,7 @@ class GpuTimes:
         return words
 
     def _find_clock(self, gpu: torch.device) -> _GpuClock:
-        return self._clocks.get(gpu) or self._clocks.setdefault(gpu, _GpuClock(gpu, self._now))
+        return self._clocks.get(gpu) or self._clocks.setdefault(gpu, _GpuClock(gpu, self.now))
 
     def _read_one(self, clock: _GpuClock) -> None:
         taken: list[_Kept] = []
@@ -180,7 +179,7 @@ class GpuTimes:
         times = [start.host_ns + round(place_ns * scale) for place_ns in places_ns]
         for each, wait_ns, done_ns in zip(done, times[::2], times[1::2], strict=True):
             for slot in each.slots:
-                self._amend(slot, wait_ns=wait_ns, done_ns=done_ns)
+                self.amend(slot, wait_ns=wait_ns, done_ns=done_ns)
             clock.read += len(each.slots)
         clock.anchor = end
         if done:
@@ -194,10 +193,10 @@ class GpuTimes:
         for each, has in zip(taken, passed, strict=True):
             for slot in each.slots:
                 if has:
-                    self._amend(slot, done_ns=each.waited_ns, status=OK)
+                    self.amend(slot, done_ns=each.waited_ns, status=OK)
                 else:
                     # the same for all operations of a batch
-                    self._amend(slot, wait_ns=each.waited_ns, status=IN_FLIGHT)
+                    self.amend(slot, wait_ns=each.waited_ns, status=IN_FLIGHT)
             clock.open += 0 if has else len(each.slots)
 
 
@@ -214,15 +213,15 @@ class _GpuClock:
         missed: the number of operations whose times will never be known, by reason.
     """
 
+    anchor: _Anchor | None = None
+    within_ns = read = open = 0
+    _stream: torch.cuda.Stream | None = None
+
     def __init__(self, gpu: torch.device, now: Callable[[], int]) -> None:
         self.gpu = gpu
         self.kept: deque[_Kept] = deque()
-        self.anchor: _Anchor | None = None
-        self.within_ns = 0
-        self.read = self.open = 0
         self.missed: Counter[str] = Counter()
         self._now = now
-        self._stream: torch.cuda.Stream | None = None
 
     def record(self) -> torch.cuda.Event | str:
         """Records an event on the program's stream; returns the event or the reason it failed."""

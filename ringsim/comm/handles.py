@@ -15,7 +15,7 @@ from ringsim.comm.torch_private import (
     run_after_backward,
     source_rank,
 )
-from ringsim.state import OUR_THREADS, get_state
+from ringsim.state import get_state, start_thread
 from ringsim.traces.events import ERROR, OK
 from ringsim.traces.recorder import Recorder
 
@@ -35,6 +35,13 @@ class Handle(Work):
         (True, True)
     """
 
+    _over = _waited = False
+    _future: Any = None
+    _error: BaseException | None = None
+    _source = -1
+    _recorder: Recorder | None = None
+    _sources: Sequence[int] = ()
+
     def __init__(
         self,
         works: Iterable[Any] = (),
@@ -43,18 +50,10 @@ class Handle(Work):
     ) -> None:
         super().__init__()
         self._works = [work for work in works if work is not None]
-        self._finish = finish
-        self._over = False
-        self._results = list(results)
+        self._finish, self._results = finish, list(results)
         self._lock = threading.RLock()
-        self._future: Any = None
-        self._error: BaseException | None = None
-        self._source = -1
-        self._waited = False
-        self._recorder: Recorder | None = None
         # the records that the wait completes, beginning with the operation's own
         self._slots: list[int] = []
-        self._sources: Sequence[int] = ()
 
     # -- its record
 
@@ -183,8 +182,7 @@ class Handle(Work):
             elif in_backward():
                 run_after_backward(self._fulfil_or_raise)
             else:
-                name = f"{OUR_THREADS}future"
-                threading.Thread(target=self._fulfil, name=name, daemon=True).start()
+                start_thread("future", self._fulfil)
         return self._future
 
     def _fulfil_or_raise(self) -> None:

@@ -17,12 +17,13 @@ import itertools
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup, Work
 
-from ringsim.comm.calls import METHODS
+from ringsim.comm.calls import METHODS, Tensors
 from ringsim.comm.numbering import name_and_ranks
 from ringsim.comm.python_group import PythonGroup
 from ringsim.comm.torch_hooks import find_handle_types, install, put
@@ -100,7 +101,7 @@ def blank_messages() -> None:
     call: Hook = ProcessGroup.send
 
     @functools.wraps(call)
-    def send(group: ProcessGroup, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
+    def send(group: ProcessGroup, tensors: Tensors, rank: int, tag: int) -> Any:
         return call(group, [torch.zeros_like(tensor) for tensor in tensors], rank, tag)
 
     put({(ProcessGroup, "send"): send})
@@ -138,7 +139,7 @@ class _SlowLinks:
 
     def _make_recv(self, call: Hook) -> Hook:
         @functools.wraps(call)
-        def recv(group: ProcessGroup, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
+        def recv(group: ProcessGroup, tensors: Tensors, rank: int, tag: int) -> Any:
             name, ranks = name_and_ranks(group)
             src = ranks[rank]
             if src not in self._factors:
@@ -184,6 +185,7 @@ class _SlowLinks:
         time.sleep(max(0.0, ready_ns + self._factors[src] * took_ns - done_ns) * 1e-9)
 
 
+@dataclass
 class _Sends:
     """The times at which another rank posted its sends to this rank, read from that rank's records.
 
@@ -192,17 +194,18 @@ class _Sends:
         me: this rank.
     """
 
-    def __init__(self, part: PartReader, me: int) -> None:
-        self._part, self._me = part, me
-        self._posts: dict[_Channel, list[tuple[int, int]]] = {}  # slot and post_ns, ascending
+    part: PartReader
+    me: int
+    # slot and post_ns, ascending
+    _posts: dict[_Channel, list[tuple[int, int]]] = field(default_factory=dict)
 
     def find_post_ns(self, channel: _Channel, place: int) -> int:
         """Returns the post time of send number ``place`` on a channel; the send must have arrived.
 
         The time is 0 if the send cannot be found.
         """
-        part, batch = self._part, self._part.advance()
-        mine = (OP_KINDS[batch.records["op"]] == SEND) & (batch.records["peer"] == self._me)
+        part, batch = self.part, self.part.advance()
+        mine = (OP_KINDS[batch.records["op"]] == SEND) & (batch.records["peer"] == self.me)
         for slot, record in zip(batch.slots[mine].tolist(), batch.records[mine], strict=True):
             group = part.names["group"].get(int(record["group"]))
             if group is not None:

@@ -298,9 +298,9 @@ class LogOptions:
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        prof: bool = False,
-        log_name: str | None = None,
-        debug: str | None = None,
+        prof: bool,
+        log_name: str | None,
+        debug: str | None,
     ) -> Any:
         """Runs a ``ringsim.comm`` operation, and logs it if it is selected.
 
@@ -318,10 +318,10 @@ class LogOptions:
         # if all operations are selected, a plain operation needs nothing but its record
         if (self.prof_all and plain) or not self.selects(op, name, prof):
             return function(*args, **kwargs)
-        return _run_named(self, name, debug, lambda: function(*args, **kwargs))
+        return _run_named(self, name, debug, lambda _: function(*args, **kwargs))
 
 
-def _run_named(log: LogOptions, name: str, debug: str | None, run: Callable[[], R]) -> R:
+def _run_named(log: LogOptions, name: str, debug: str | None, run: Callable[[Recorder], R]) -> R:
     """Runs a logged call, labels its operations with ``name`` and writes their log lines."""
     assert log.records is not None
     recorder = log.records.recorder
@@ -332,7 +332,7 @@ def _run_named(log: LogOptions, name: str, debug: str | None, run: Callable[[], 
         name += f" | [Caller Func: {caller}]" if log.style == "deepspeed" else f" in {caller}"
     label = label_in_force.set(recorder.label(name))
     try:
-        return run()
+        return run(recorder)
     finally:
         label_in_force.reset(label)
         if log.verbose:
@@ -556,16 +556,14 @@ def timed_op(function: Callable[P, R]) -> Callable[P, R]:
             log,
             name,
             given.get("debug"),
-            lambda: _record(log, given, lambda: function(*args, **kwargs)),
+            lambda recorder: _record(recorder, given, lambda: function(*args, **kwargs)),
         )
 
     return timed
 
 
-def _record(log: LogOptions, given: dict[str, Any], run: Callable[[], R]) -> R:
+def _record(recorder: Recorder, given: dict[str, Any], run: Callable[[], R]) -> R:
     """Runs a selected call and records it under the current label."""
-    assert log.records is not None
-    recorder = log.records.recorder
     slot = recorder.call_begin(
         label_in_force.get(),
         _number_group(recorder, given.get("group")),

@@ -194,14 +194,9 @@ class LogTable:
     @classmethod
     def from_json(cls, data: bytes) -> LogTable:
         """Returns the table that ``to_json`` wrote."""
-        value = json.loads(data)
-        rows = tuple(LogRow(**row) for row in value["rows"])
+        rows, world_size, ranks, notes, show = json.loads(data).values()
         return cls(
-            rows,
-            value["world_size"],
-            tuple(value["ranks"]),
-            tuple(value["notes"]),
-            value["show_straggler"],
+            tuple(LogRow(**row) for row in rows), world_size, tuple(ranks), tuple(notes), show
         )
 
     def __str__(self) -> str:
@@ -324,23 +319,13 @@ def make_rows(
     rows = []
     for number in range(int(row_of.max(initial=NONE)) + 1):
         members = np.flatnonzero(row_of == number)
-        name, op, group_size, size_bytes = (column[members[0]].item() for column in keys)
-        own = events.select(members)
-        rows.append(
-            _make_row(name, op, group_size, size_bytes, own, first[members], straggler[members])
-        )
+        key = [column[members[0]].item() for column in keys]
+        rows.append(_make_row(key, events.select(members), first[members], straggler[members]))
     return tuple(rows)
 
 
-def _make_row(
-    name: str,
-    op: str,
-    group_size: int,
-    size_bytes: int,
-    events: Events,
-    first: Ints,
-    straggler: Ints,
-) -> LogRow:
+def _make_row(key: list[Any], events: Events, first: Ints, straggler: Ints) -> LogRow:
+    name, op, group_size, size_bytes = key
     done = (events.status == OK) & (events.done_ns != NONE)
     latency_us = (events.done_ns - events.post_ns) * 1e-3
     # a span has no wait: its caller was blocked the whole time
@@ -355,10 +340,10 @@ def _make_row(
     )
     hidden = ((latency_us - blocked_us) / np.maximum(latency_us, 1e-3))[steady]
     return LogRow(
-        name=name,
-        op=op,
-        group_size=group_size,
-        size_bytes=size_bytes,
+        name,
+        op,
+        group_size,
+        size_bytes,
         count=count,
         in_flight=int(np.count_nonzero(events.status == IN_FLIGHT)),
         failed=int(np.count_nonzero(events.status == ERROR)),

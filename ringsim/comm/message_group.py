@@ -21,7 +21,8 @@ from ringsim.comm.building import FALLBACK_TAG, build, warn_once
 from ringsim.comm.calls import (
     READINGS,
     Call,
-    GroupMembers,
+    Members,
+    Tensors,
     describe,
     name_of_reduction,
     read_call,
@@ -31,7 +32,7 @@ from ringsim.comm.numbering import COLLECTIVE_NAMES, RECV_NAMES, SEND_NAMES, nam
 from ringsim.comm.python_group import PythonGroup
 from ringsim.errors import ArgumentError, RunTimeout, name_ranks
 from ringsim.state import get_state
-from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OK, OP_CODES
+from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES
 from ringsim.traces.recorder import Post, Recorder
 
 Begun = tuple[Recorder, int] | None  # the recorder of an operation, and its slot
@@ -56,7 +57,7 @@ class MessageGroup(PythonGroup):
         1
     """
 
-    _members: GroupMembers | None = None
+    _members: Members | None = None
     _recorder: Recorder | None = None
     _posts: dict[str, Post] = {}  # noqa: RUF012 - replaced whole with each recorder
 
@@ -114,11 +115,11 @@ class MessageGroup(PythonGroup):
     # -- operations based on these methods
 
     @property
-    def members(self) -> GroupMembers:
+    def members(self) -> Members:
         """The ranks of the group."""
         if self._members is None:
             name, ranks = name_and_ranks(self)
-            self._members = GroupMembers(ranks, self.rank(), name, self.check_tensor)
+            self._members = Members(ranks, self.rank(), name, self.check_tensor)
         return self._members
 
     def _set_group_name(self, name: str) -> None:
@@ -171,21 +172,17 @@ class MessageGroup(PythonGroup):
         """
         limit_s = to_seconds(timeout or self.timeout)
         begun = self._post("monitored_barrier", self.members, NONE, NONE, [])
-        if begun is not None:
-            begun[0].wait(begun[1])
-        status = ERROR
-        try:
-            missing = self._find_missing(limit_s, wait_all_ranks)
-            if missing:
-                raise RunTimeout(
-                    f"monitored_barrier timed out after {limit_s:g} s while waiting for "
-                    f"{name_ranks([*missing])} ({self.members.here()}). Check what each missing "
-                    "rank was doing."
-                ) from next(iter(missing.values()))
-            status = OK
-        finally:
-            if begun is not None:
-                begun[0].complete(begun[1], status)
+        meeting = Handle((), lambda: self._meet(limit_s, wait_all_ranks))
+        _begin(lambda: meeting, begun, ()).wait()
+
+    def _meet(self, limit_s: float, wait_all_ranks: bool) -> None:
+        """Raises RunTimeout if a rank does not arrive in time."""
+        if missing := self._find_missing(limit_s, wait_all_ranks):
+            raise RunTimeout(
+                f"monitored_barrier timed out after {limit_s:g} s while waiting for "
+                f"{name_ranks([*missing])} ({self.members.here()}). Check what each missing "
+                "rank was doing."
+            ) from next(iter(missing.values()))
 
     def _find_missing(self, limit_s: float, wait_all_ranks: bool) -> dict[int, Exception]:
         """Returns the global ranks that did not arrive in time, with the corresponding errors.
@@ -223,10 +220,10 @@ class MessageGroup(PythonGroup):
     def _post(
         self,
         name: str,
-        members: GroupMembers,
+        members: Members,
         peer: int,
         tag: int,
-        tensors: Sequence[Tensor],
+        tensors: Tensors,
         copies: int = 1,
         how: str = "",
     ) -> Begun:
@@ -248,7 +245,7 @@ class MessageGroup(PythonGroup):
 
 
 def _begin(
-    begin: Callable[[], Work], begun: Begun, results: Sequence[Tensor], ranks: Sequence[int] = ()
+    begin: Callable[[], Work], begun: Begun, results: Tensors, ranks: Sequence[int] = ()
 ) -> Handle:
     """Begins an operation, and completes its record when the operation ends."""
     try:

@@ -33,11 +33,11 @@ import torch.distributed as dist
 # public, although torch does not list it
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from ringsim.comm.bootstrap import host, listen, reach
+from ringsim.comm.bootstrap import Card, RollCall, host, listen, reach
 from ringsim.comm.mpi_group import LEAVE_S, MpiGroup, MpiJob
 from ringsim.comm.python_group import DEFAULT_TIMEOUT
 from ringsim.comm.torch_private import HAS_MPI, MAKE_GROUP
-from ringsim.environment import HERE, address_towards
+from ringsim.environment import find_address
 from ringsim.errors import ArgumentError, RingError
 
 _CODE: Any = vars(SystemExit)["code"]
@@ -178,8 +178,6 @@ def enter_job(everybody: Any) -> Callable[[], None]:
 
 # torch's class for groups on the backend "mpi"; builds without MPI lack the name
 _MPI_CLASS = (dist.distributed_c10d, "ProcessGroupMPI")
-_LEFT = "ringsim/left"
-_LOOK_S = 0.002
 
 
 class _Maker:
@@ -189,9 +187,8 @@ class _Maker:
         world: the group of all ranks, or None while the ranks are not connected.
     """
 
-    def __init__(self) -> None:
-        self.world: MpiGroup | None = None
-        self._made: MpiGroup | None = None
+    world: MpiGroup | None = None
+    _made: MpiGroup | None = None
 
     def join(self, timeout: timedelta) -> MpiGroup:
         """Connects the ranks started by mpirun.
@@ -216,10 +213,14 @@ class _Maker:
         world.complete(everybody.Ibarrier(), f"init_process_group (rank {rank} of {size})")
         world.comm, job.control = everybody.Dup(), everybody.Dup()
         job.store = _share_store(world)
+        card = Card(size, "cpu", tuple(range(size)))
+        # a rank may leave before another one arrives
+        roll = RollCall(job.store, rank, card, hosts=rank == 0, reused=True)
         undo = enter_job(everybody)
 
         def leave() -> None:
-            _leave_store(job.store, rank, size)
+            # other ranks may still need to read an error from the store
+            roll.leave(LEAVE_S)
             undo()
             self.world = None
 
@@ -272,11 +273,10 @@ def _share_store(world: MpiGroup) -> Any:
         return HashStore()
     limit_s = world.timeout.total_seconds()
     machines = control.allgather(world.job.mpi.Get_processor_name())
-    others = [machine for machine in machines if machine != machines[0]]
     place = store = None
     try:
         if rank == 0:
-            listener = listen(address_towards(others[0]) if others else HERE, 0)
+            listener = listen(find_address(machines), 0)
             place = listener.getsockname()[:2]
             store = host(listener, limit_s)
     finally:
@@ -285,20 +285,6 @@ def _share_store(world: MpiGroup) -> Any:
         raise RingError("rank 0 failed to host the shared store. See rank 0's error.")
     address, port = place
     return store or reach(address, port, limit_s)
-
-
-def _leave_store(store: Any, rank: int, size: int) -> None:
-    """Leaves the store; rank 0, its host, waits a few seconds for the other ranks to leave.
-
-    Other ranks may still need to read an error from the store.
-    """
-    with suppress(RuntimeError):  # rank 0 has ended
-        if rank > 0:
-            store.add(_LEFT, 1)
-            return
-        deadline = time.monotonic() + LEAVE_S
-        while store.add(_LEFT, 0) < size - 1 and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
 
 
 def register() -> None:

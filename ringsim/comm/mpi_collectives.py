@@ -205,8 +205,8 @@ def as_mpi(mpi: Any, data: torch.Tensor, parts: int = 1) -> list[Any]:
 
 def _in_pieces(mpi: Any, data: torch.Tensor, pieces: Tensors) -> list[Any]:
     """Returns bytes in MPI's form, in pieces of different sizes, one per rank."""
-    sizes = [piece.nbytes for piece in pieces]
-    return [mpi.buffer.fromaddress(data.data_ptr(), len(data)), sizes, mpi.BYTE]
+    buffer, _, kind = as_mpi(mpi, data)
+    return [buffer, [piece.nbytes for piece in pieces], kind]
 
 
 def _as_numbers(mpi: Any, tensor: torch.Tensor) -> list[Any] | None:

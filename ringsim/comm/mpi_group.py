@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ringsim.comm.calls import Call, check_dense, for_receiving, for_sending
+from ringsim.comm.calls import Call, Tensors, check_dense, for_receiving, for_sending
 from ringsim.comm.handles import Handle
 from ringsim.comm.message_group import MessageGroup, to_seconds
 from ringsim.comm.mpi_collectives import Started, as_bytes, as_mpi, start
@@ -56,7 +56,7 @@ class MpiWork(Handle):
         what: str,
         *,
         size_bytes: int | None = None,
-        results: Sequence[torch.Tensor] = (),
+        results: Tensors = (),
     ) -> None:
         super().__init__((), started.finish, results)
         self.group = group
@@ -287,7 +287,7 @@ class MpiGroup(MessageGroup):
         self,
         started: Started,
         what: str,
-        results: Sequence[torch.Tensor],
+        results: Tensors,
         size_bytes: int | None = None,
     ) -> MpiWork:
         about = f"{what} ({self.members.here()})"

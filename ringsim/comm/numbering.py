@@ -15,6 +15,7 @@ from torch.distributed import ProcessGroup
 
 from ringsim.comm.calls import (
     Reading,
+    Tensors,
     describe,
     find_reduction,
     find_root,
@@ -26,6 +27,7 @@ from ringsim.comm.torch_private import is_unused
 from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, OP_KINDS
 from ringsim.traces.recorder import Recorder
 
+KnownGroup = tuple[int, dict[int, int]]  # a group's number, and global ranks by group rank
 # The functions of torch.distributed that call ProcessGroup.send and .recv, and their operations in
 # the trace.
 SEND_NAMES = {
@@ -78,7 +80,7 @@ class Names:
 
     def __init__(self, recorder: Recorder, compared: bool) -> None:
         self._recorder, self._compared = recorder, compared
-        self.groups: dict[int, tuple[int, dict[int, int]]] = {}
+        self.groups: dict[int, KnownGroup] = {}
         self.payloads: dict[torch.dtype | None, dict[torch.Size, int]] = {}
         self._of_collectives: dict[Any, int] = {}
         self._seen: set[tuple[str, int]] = set()  # names of groups, and their worlds
@@ -87,7 +89,7 @@ class Names:
         # two threads may use a new group at the same time, but it must get one number
         self._meeting = threading.RLock()
 
-    def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
+    def meet_group(self, group: ProcessGroup) -> KnownGroup:
         """Numbers a group at its first operation; the group itself is not kept alive."""
         with self._meeting:
             found = self.groups.get(id(group))
@@ -97,7 +99,7 @@ class Names:
                 weakref.finalize(group, groups.pop, key, None).atexit = False
             return found
 
-    def _number_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
+    def _number_group(self, group: ProcessGroup) -> KnownGroup:
         name, ranks = name_and_ranks(group)
         # The k-th operation of one rank is the k-th operation of the others only if all operations
         # of the group are recorded.
@@ -170,7 +172,7 @@ class Names:
         self,
         reading: Reading,
         group_size: int,
-        tensors: list[torch.Tensor],
+        tensors: Tensors,
         reduction: str,
         splits: tuple[tuple[int, ...], ...],
     ) -> int:

@@ -17,6 +17,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Container
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
@@ -56,7 +57,7 @@ def make_is_completed(
     asked: WeakKeyDictionary[Work, float] = WeakKeyDictionary()  # the time of the first call
     endless: dict[tuple[str, int], bool] = {}  # by the user's line
     # Python's registry of warnings: one warning per line
-    warned: dict[str | tuple[str, type[Warning], int], int] = {}
+    warned: dict[Any, int] = {}
 
     @functools.wraps(call)
     def is_completed(self: Work) -> bool:

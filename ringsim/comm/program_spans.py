@@ -9,10 +9,11 @@ stage for each microbatch. These calls become the spans "forward", "backward", "
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable
-from functools import update_wrapper
+from functools import update_wrapper, wraps
 from typing import Any
 
 import torch
@@ -32,6 +33,12 @@ _SCHEDULES = {
     "ScheduleLoopedBFS": "looped_bfs",
     "ScheduleZBVZeroBubble": "zb_v",
     "ScheduleDualPipeV": "dualpipe_v",
+}
+# the spans of a stage's methods, whose first argument is the number of the microbatch
+_CHUNKS = {
+    "forward_one_chunk": "forward",
+    "backward_one_chunk": "backward",
+    "backward_weight_one_chunk": "weight_grad",
 }
 
 
@@ -103,40 +110,31 @@ def make_stage_replacements(schedules: Any) -> Replacements:
     Args:
         schedules: the module returned by ``find_pipelining``.
     """
-    stages = sys.modules["torch.distributed.pipelining.stage"]
-    kind = stages._PipelineStageBase
-    forward, backward = kind.forward_one_chunk, kind.backward_one_chunk
-    backward_weight = kind.backward_weight_one_chunk
-
-    def forward_one_chunk(self: Any, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        with span("forward", stage=self.stage_index, microbatch=fwd_chunk_id):
-            return forward(self, fwd_chunk_id, *args, **kwargs)
-
-    def backward_one_chunk(
-        self: Any,
-        bwd_chunk_id: int,
-        loss: Any = None,
-        full_backward: bool = True,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        name = "backward" if full_backward else "input_grad"
-        with span(name, stage=self.stage_index, microbatch=bwd_chunk_id):
-            return backward(self, bwd_chunk_id, loss, full_backward, *args, **kwargs)
-
-    def backward_weight_one_chunk(self: Any, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        with span("weight_grad", stage=self.stage_index, microbatch=bwd_chunk_id):
-            return backward_weight(self, bwd_chunk_id, *args, **kwargs)
-
+    kind = sys.modules["torch.distributed.pipelining.stage"]._PipelineStageBase
     return {
-        (kind, "forward_one_chunk"): forward_one_chunk,
-        (kind, "backward_one_chunk"): backward_one_chunk,
-        (kind, "backward_weight_one_chunk"): backward_weight_one_chunk,
+        **{
+            (kind, method): _make_chunk(getattr(kind, method), name)
+            for method, name in _CHUNKS.items()
+        },
         **{
             (each, "step"): _make_step(each.step)
             for each in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti)
         },
     }
+
+
+def _make_chunk(call: Hook, name: str) -> Hook:
+    signature = inspect.signature(call)
+
+    @wraps(call)
+    def run_chunk(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        stage, microbatch, *_ = given.values()
+        what = name if given.get("full_backward", True) else "input_grad"
+        with span(what, stage=stage.stage_index, microbatch=microbatch):
+            return call(*args, **kwargs)
+
+    return run_chunk
 
 
 def _make_step(call: Hook) -> Hook:

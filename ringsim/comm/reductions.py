@@ -6,16 +6,17 @@ Sums and products of floats may differ from a library's results in the last bits
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.distributed import ReduceOp
 
-from ringsim.comm.calls import name_of_reduction
+from ringsim.comm.calls import Tensors, name_of_reduction
 from ringsim.errors import ArgumentError
 
-_STEPS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+_Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+_STEPS: dict[str, _Step] = {
     "SUM": torch.add,
     "AVG": torch.add,
     "PRODUCT": torch.mul,
@@ -28,7 +29,7 @@ _STEPS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 _OF_COMPLEX = ("SUM", "AVG")  # torch.distributed sums complex numbers as pairs of real ones
 
 
-def check_reduction(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+def check_reduction(op: Any) -> _Step:
     """Returns the two-argument function that a reduction applies repeatedly.
 
     Raises ArgumentError unless the reduction is one of torch's eight plain reductions.
@@ -68,7 +69,7 @@ def find_refusal(dtype: torch.dtype, how: str) -> str:
     return ""
 
 
-def reduce_parts(parts: Sequence[torch.Tensor], op: Any) -> torch.Tensor:
+def reduce_parts(parts: Tensors, op: Any) -> torch.Tensor:
     """Reduces tensors of the same shape.
 
     The function combines the first tensor with the second, the result with the third, and so on. A

@@ -30,7 +30,13 @@ from ringsim.comm.dispatcher import Issued, LateWaits, get_dispatcher
 from ringsim.comm.ended_groups import check_group
 from ringsim.comm.gpu_times import NO_EVENT, NOT_READ, Begun, GpuTimes, find_gpu, is_nccl
 from ringsim.comm.group_order import record_end_of_groups, record_new_groups
-from ringsim.comm.numbering import COLLECTIVE_NAMES, RECV_NAMES, SEND_NAMES, Names
+from ringsim.comm.numbering import (
+    COLLECTIVE_NAMES,
+    RECV_NAMES,
+    SEND_NAMES,
+    KnownGroup,
+    Names,
+)
 from ringsim.comm.polling import make_is_completed
 from ringsim.comm.program_spans import find_pipelining, make_stage_replacements
 from ringsim.comm.torch_private import (
@@ -96,16 +102,14 @@ def install(recorder: Recorder, check: str = "basic") -> None:
     recorder.set_meta("num_threads", torch.get_num_threads())
     if dist.is_initialized():
         recorder.set_meta("backend", dist.get_backend())
-    hooks = _Hooks(recorder, check)
-    guard = BufferGuard(recorder) if check == "full" else None
-    replacements = hooks.replacements
-    if guard is not None:
-        replacements |= guard.wrap(replacements)
+    hooks, guard, is_full = _Hooks(recorder, check), BufferGuard(recorder), check == "full"
+    if is_full:
+        hooks.replacements |= guard.wrap(hooks.replacements)
         guard.start()
-    hooks.originals |= put(replacements)
+    hooks.originals |= put(hooks.replacements)
     hooks.look_for_pipelining()
     dispatcher = get_dispatcher()
-    dispatcher.listener, dispatcher.on_wait = hooks.make_listener(), hooks.late.begin_tensor
+    dispatcher.listener, dispatcher.on_wait = hooks.make_listener(), hooks.late.wait_for_tensor
 
     def undo() -> None:
         put(hooks.originals)
@@ -114,18 +118,17 @@ def install(recorder: Recorder, check: str = "basic") -> None:
             hooks.fail_given_up()
         dispatcher.listener = dispatcher.on_wait = None
         hooks.late.stop()
-        if guard is not None:
+        if is_full:
             guard.stop()
 
     recorder.hooks = Hooks(
         undo,
+        check_end=guard.check_end,
         on_imports=hooks.look_for_pipelining,
         on_growth=hooks.forget_completed,
         on_reading=hooks.read_gpu_times,
         complete_with=hooks.complete_with,
     )
-    if guard is not None:
-        recorder.hooks = recorder.hooks._replace(check_end=guard.check_end)
     change_state(recorder=recorder)
 
 
@@ -220,6 +223,9 @@ class _Hooks:
     closures, because attribute lookups would double their cost.
     """
 
+    missing_on_gpus: tuple[str, ...] = ()
+    hidden = False  # from torch.compile
+
     def __init__(self, recorder: Recorder, check: str) -> None:
         self.recorder = recorder
         compared = check != "off"
@@ -230,14 +236,12 @@ class _Hooks:
         self.others: dict[Work, Pending] = {}
         # notes on operations that could not be recorded
         self.missing = set() if get_dispatcher().complete else {FROM_CPP}
-        self.missing_on_gpus: tuple[str, ...] = ()
         # handles whose wait failed; a second wait is left to torch
         self.failed: weakref.WeakSet[Work] = weakref.WeakSet()
         # by thread, the slots posted since _start_coalescing, and their GPUs
         self.open_batches: dict[int, list[tuple[int, Begun | None]]] = {}
         self.gpu_times = GpuTimes(recorder.amend, recorder.rank)
         self.nccl_groups: set[int] = set()  # by number
-        self.hidden = False  # from torch.compile
         self.waits = waits = {kind: kind.wait for kind in find_handle_types(Work)}
         self.is_completed: Hook = Work.is_completed
         self.wait_unseen: Hook = lambda work, *limit: next(
@@ -295,7 +299,7 @@ class _Hooks:
 
     # -- the state
 
-    def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
+    def meet_group(self, group: ProcessGroup) -> KnownGroup:
         """Numbers a group.
 
         After the first group on NCCL, or with a timeout, all operations go through ``keep``.
@@ -703,7 +707,7 @@ class _Hooks:
 
     def make_future_replacements(self) -> Replacements:
         """Creates the functions that record the waits for futures."""
-        futures, begin = self.futures, self.late.begin
+        futures, begin = self.futures, self.late.wait_for
         wait_for_one, then = Future.wait, Future.then
         wait_for_all, collect = torch.futures.wait_all, torch.futures.collect_all
 
@@ -711,10 +715,8 @@ class _Hooks:
             return [slot for future in some for slot in futures.get(future, ())]
 
         def wait(self: Any) -> Any:
-            has_waited = begin(futures.get(self, ()))
-            result = wait_for_one(self)
-            has_waited()
-            return result
+            with begin(futures.get(self, ())):
+                return wait_for_one(self)
 
         def then_recorded(self: Any, callback: Any) -> Any:
             result = then(self, callback)
@@ -722,10 +724,8 @@ class _Hooks:
             return result
 
         def wait_all(futures: list[Any]) -> Any:
-            has_waited = begin(find(futures))
-            result = wait_for_all(futures)
-            has_waited()
-            return result
+            with begin(find(futures)):
+                return wait_for_all(futures)
 
         def collect_all(futures: list[Any]) -> Any:
             result = collect(futures)

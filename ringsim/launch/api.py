@@ -148,13 +148,7 @@ def trace(
         check_limit("limit_s", limit_s)
     seed = check_seed(seed, kind.world_size)
     injections = check_injections(inject, kind.world_size)
-    if comm_device == "gpu" and any(isinstance(each, Degrade) for each in injections):
-        raise ArgumentError(
-            f'inject must not contain Degrade with comm_device="gpu", got {list(injections)}: '
-            "messages between GPUs cannot be delayed. Degrade Gloo links, or use ringsim.simulate."
-        )
-    if backend is not None:
-        _check_for_mpi(injections, check)
+    _check_for_gloo(kind, injections, check)
     job = replace(pack_call(worker_or_path, args, kwargs, seed), check=check, inject=injections)
     options = RunOptions(limit_s=limit_s, live=live)
     if debug:  # time can stand still for ringsim, but not for torch
@@ -163,14 +157,19 @@ def trace(
     return run(job, kind, options)
 
 
-def _check_for_mpi(injections: Sequence[Injection], check: str) -> None:
-    """Refuses options that MPI does not support."""
+def _check_for_gloo(kind: RankKind, injections: Sequence[Injection], check: str) -> None:
+    """Refuses options that only Gloo supports."""
+    option, messages = 'backend="mpi"', "MPI messages"
+    if kind.comm_device == "gpu":
+        option, messages = 'comm_device="gpu"', "messages between GPUs"
+    elif kind.backend is None:
+        return
     if any(isinstance(each, Degrade) for each in injections):
         raise ArgumentError(
-            f'inject must not contain Degrade with backend="mpi", got {list(injections)}: MPI '
-            "messages cannot be delayed. Degrade Gloo links, or use ringsim.simulate."
+            f"inject must not contain Degrade with {option}, got {list(injections)}: {messages} "
+            "cannot be delayed. Degrade Gloo links, or use ringsim.simulate."
         )
-    if check == "full":
+    if kind.backend is not None and check == "full":
         raise ArgumentError(
             'check must be "basic" or "off" with backend="mpi", got "full": MPI buffers and '
             "handles are not checked. Check the worker with Gloo."

@@ -34,6 +34,7 @@ from ringsim.comm.torch_private import default_store
 from ringsim.errors import RingError
 from ringsim.launch.clocks import name_boot, name_clock
 
+Patience = Callable[[], bool]  # returns whether to wait longer
 _MAX_PAUSE_S = 0.01
 # per waiting rank: together they ask 3,300 times per second, and a store can answer 44,000
 _EACH_PAUSE_S = 3e-4
@@ -62,9 +63,10 @@ class BlockStore:
             down, the answer may take many minutes.
     """
 
+    asked_s = math.inf
+
     def __init__(self, store: Any, run_id: str, waiting: int = 1) -> None:
         self.store, self.run_id, self.waiting = store, run_id, waiting
-        self.asked_s = math.inf
 
     def within(self, prefix: str) -> BlockStore:
         """Returns keys that begin with a prefix."""
@@ -74,12 +76,13 @@ class BlockStore:
         """Returns the same keys on a new connection."""
         return BlockStore(self.store.clone(), self.run_id)
 
-    def put(self, key: str, data: bytes) -> None:
-        """Writes data and their checksum under a key."""
+    def put(self, key: str, value: Any) -> None:
+        """Writes bytes, or a value as JSON, and their checksum under a key."""
+        data = value if isinstance(value, bytes) else json.dumps(value).encode()
         self.store.set(key, self._seal(data) + data)
 
-    def read(self, key: str, patience: Callable[[], bool]) -> bytes | None:
-        """Returns the data under a key as soon as the key exists.
+    def read_bytes(self, key: str, patience: Patience) -> bytes | None:
+        """Returns the bytes under a key as soon as the key exists.
 
         Returns None if ``patience()`` ends first, or if the data are invalid.
         """
@@ -88,17 +91,28 @@ class BlockStore:
         sealed: bytes = self._ask(lambda: self.store.get(key))
         return sealed[4:] if self._seal(sealed[4:]) == sealed[:4] else None
 
-    def take(self, key: str, patience: Callable[[], bool]) -> bytes | None:
+    def read(self, key: str, patience: Patience) -> Any:
+        """Like ``read_bytes``, for a value as JSON."""
+        try:
+            return json.loads(self.read_bytes(key, patience) or b"null")
+        except (ValueError, RecursionError):
+            return None
+
+    def take(self, key: str, patience: Patience) -> Any:
         """Like ``read``, but also deletes the key."""
-        data = self.read(key, patience)
+        value = self.read(key, patience)
+        self.delete(key)
+        return value
+
+    def delete(self, key: str) -> None:
+        """Deletes a key, if it exists."""
         self._ask(lambda: self.store.delete_key(key))
-        return data
 
     def has(self, key: str) -> bool:
         """Returns whether a key exists."""
         return bool(self._ask(lambda: self.store.check([key])))
 
-    def wait(self, key: str, patience: Callable[[], bool], *, there: bool = True) -> bool:
+    def wait(self, key: str, patience: Patience, *, there: bool = True) -> bool:
         """Waits until a key exists, or no longer exists.
 
         Returns False if ``patience()`` ended first.
@@ -131,7 +145,7 @@ def longest_pause_s(waiting: int) -> float:
     return max(_MAX_PAUSE_S, waiting * _EACH_PAUSE_S)
 
 
-def lasts(seconds: float) -> Callable[[], bool]:
+def lasts(seconds: float) -> Patience:
     """Returns a patience that ends after the given seconds."""
     deadline = time.monotonic() + seconds
     return lambda: time.monotonic() < deadline
@@ -181,15 +195,12 @@ def place_of(directory: Path) -> dict[str, Any]:
     }
 
 
-def find_place(keys: BlockStore, rank: int, patience: Callable[[], bool]) -> dict[str, Any]:
+def find_place(keys: BlockStore, rank: int, patience: Patience) -> dict[str, Any]:
     """Returns the location of a rank's part.
 
     The result is empty if the rank has not entered the block, or if its data are invalid.
     """
-    try:
-        place: Any = json.loads(keys.read(f"at/{rank}", patience) or b"{}")
-    except (ValueError, RecursionError):
-        return {}
+    place = keys.read(f"at/{rank}", patience)
     fits = (
         isinstance(place, dict)
         and place.keys() == _PLACE.keys()

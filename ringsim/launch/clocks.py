@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from ringsim.comm.bootstrap import leave_thread
-from ringsim.state import OUR_THREADS
+from ringsim.state import start_thread
 from ringsim.traces.clocks import DRIFT_PPM
 from ringsim.traces.recorder import Recorder
 
@@ -73,6 +73,8 @@ class ClockComparison:
             and returns the id of its clock, or None if the id is unknown.
     """
 
+    _failed, _number = False, 0
+
     def __init__(
         self,
         store: Any,
@@ -80,7 +82,7 @@ class ClockComparison:
         find_rank_0: Callable[[Callable[[], bool]], str | None],
     ) -> None:
         self._store, self._recorder, self._find_rank_0 = store, recorder, find_rank_0
-        self._stopped, self._failed, self._number = threading.Event(), False, 0
+        self._stopped = threading.Event()
         self._threads: dict[str, threading.Thread] = {}
         clock, rank = name_clock(), recorder.rank
         recorder.set_meta("clock", clock)
@@ -96,8 +98,7 @@ class ClockComparison:
             with contextlib.suppress(RuntimeError, ValueError):
                 work()
 
-        self._threads[name] = threading.Thread(target=run, name=f"{OUR_THREADS}clock", daemon=True)
-        self._threads[name].start()
+        self._threads[name] = start_thread("clock", run)
 
     def stop(self, *, failed: bool) -> None:
         """Compares the clocks one last time, unless an error has ended the block.
@@ -111,8 +112,7 @@ class ClockComparison:
                 self._store.set(f"clock/over/{self._number}", "")
                 self._store.queue_push(f"clock/asked/{self._number}", "")
         for thread in [*self._threads.values()]:
-            thread.join(0 if failed else PATIENCE.total_seconds())
-            leave_thread(thread)
+            leave_thread(thread, 0 if failed else PATIENCE.total_seconds())
 
     def _answer(self) -> None:
         """Answers requests with this clock's time."""

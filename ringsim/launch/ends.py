@@ -14,6 +14,7 @@ from typing import Any
 
 from ringsim.diagnose.failure import describe_end, report_exception
 from ringsim.errors import RingError
+from ringsim.launch.protocol import Ends
 from ringsim.launch.system import has_proc, look_at_living
 from ringsim.traces.events import readable
 from ringsim.traces.findings import LEFT_BLOCK
@@ -44,7 +45,7 @@ def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
     return {**left, "at_ns": time.monotonic_ns()}
 
 
-def find_ends(directory: Path, ranks: Sequence[int]) -> list[dict[str, Any]]:
+def find_ends(directory: Path, ranks: Sequence[int]) -> Ends:
     """Finds how some ranks ended, from their records or because their processes are gone.
 
     Returns:
@@ -78,7 +79,7 @@ def is_gone(part: PartReader) -> bool:
     return look_at_living(pid) is None
 
 
-def find_told(directory: Path, ranks: Sequence[int], world_size: int) -> list[dict[str, Any]]:
+def find_told(directory: Path, ranks: Sequence[int], world_size: int) -> Ends:
     """Returns some ranks' ends, as recorded by other ranks.
 
     Only ranks on the same machine may know a rank's end.
@@ -93,7 +94,7 @@ def find_told(directory: Path, ranks: Sequence[int], world_size: int) -> list[di
     ]
 
 
-def find_culprits(directory: Path, rank: int, world_size: int) -> list[dict[str, Any]]:
+def find_culprits(directory: Path, rank: int, world_size: int) -> Ends:
     """Returns the ends of ranks that may be the peer that a rank lost; see ``find_ends``."""
     ends = find_ends(directory, [other for other in range(world_size) if other != rank])
     return [end for end in ends if not _has_left(end)] or ends
@@ -110,7 +111,7 @@ def _has_left(end: Mapping[str, Any]) -> bool:
 
 def gather_ends(
     said: Mapping[int, Mapping[str, Any]], others: Sequence[Mapping[str, Any]], start_ns: int
-) -> list[dict[str, Any]]:
+) -> Ends:
     """Combines the announced ends (``tell_end``) with the ends of the other ranks.
 
     The ends are sorted by rank, for a trace's metadata. A rank that left without an error is listed

@@ -38,6 +38,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ringsim.launch.job import RankConfig
+from ringsim.launch.system import name_process
 
 FDS_PER_MESSAGE = 200  # the kernel passes at most 253 descriptors with one message
 _MESSAGE_BYTES = 1 << 16
@@ -139,9 +140,7 @@ class Server:
         """Forks the ranks ``first, first + 1, ...``, one per channel in ``fds``."""
         config = RankConfig(**message["config"])
         ranks = self._sets.setdefault(message["set"], _Family(config))
-        ranks.parked_until = (
-            math.inf if message["park_s"] is None else time.monotonic() + message["park_s"]
-        )
+        ranks.parked_until = time.monotonic() + message["park_s"]
         server = os.getpid()
         for index, fd in enumerate(fds):
             rank = message["first"] + index
@@ -219,9 +218,7 @@ def main(control_fd: int) -> None:
         control_fd: this process's end of the control socket.
     """
     on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # handled by the launcher
-    with contextlib.suppress(OSError):
-        with open("/proc/self/comm", "w") as name:
-            name.write("ringsim-server")
+    name_process("ringsim-server")
     from ringsim.launch.rank import warm_up  # imports torch and all other modules of a rank
 
     warm_up()

@@ -25,20 +25,19 @@ with any backend, and after ranks have died.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ringsim.comm.bootstrap import BackgroundCall
-from ringsim.launch.block import BlockStore, find_place, lasts, never, place_of
+from ringsim.launch.block import BlockStore, Patience, find_place, lasts, never, place_of
 from ringsim.state import OUR_THREADS
 from ringsim.traces.parts import FILE_NAME, PartReader
 
@@ -126,7 +125,7 @@ class Offer:
             keys.wait(f"soon/{rank}", patience)
             keys.waiting = AHEAD
         asked = keys.take(f"wants/{rank}", patience)
-        ranks = [rank] if asked is None else json.loads(asked)
+        ranks = [rank] if asked is None else asked
         return not ranks or send(keys, rank, self.directory, ranks, asked=asked is not None)
 
     def _tell_where(self) -> None:
@@ -145,9 +144,9 @@ def _ranks_in(directory: Path) -> list[int]:
     return sorted({int(name[1]) for name in names if name})
 
 
-def _while_at_work(then_s: float) -> Callable[[], bool]:
+def _while_at_work(then_s: float) -> Patience:
     """A patience that lasts while the program runs, and for some time afterwards."""
-    over: list[Callable[[], bool]] = []
+    over: list[Patience] = []
 
     def patience() -> bool:
         if not over and not threading.main_thread().is_alive():
@@ -176,10 +175,7 @@ def send(
     """
     files = _list(directory, ranks)
     fits = asked or _fits(files)
-    keys.put(
-        f"files/{rank}",
-        json.dumps([(path.name, size) for path, size in files] if fits else None).encode(),
-    )
+    keys.put(f"files/{rank}", [(path.name, size) for path, size in files] if fits else None)
     if not fits:
         return False
     number = 0
@@ -195,9 +191,9 @@ def send(
     if not asked:
         return True
     receipt = keys.take(f"receipt/{rank}", lasts(GATHERED_S))
-    if receipt == b"whole":
+    if receipt == "whole":
         shutil.rmtree(directory, ignore_errors=True)
-    return receipt in (b"whole", b"kept")
+    return receipt in ("whole", "kept")
 
 
 # -- rank 0
@@ -224,7 +220,7 @@ class Gathering:
         self._fetched: list[Path] = []
         self.missing: list[str] = []
 
-    def fetch(self, left: Sequence[int], patience: Callable[[], bool]) -> None:
+    def fetch(self, left: Sequence[int], patience: Patience) -> None:
         """Fetches all parts that are on other hosts.
 
         Args:
@@ -236,24 +232,24 @@ class Gathering:
         for rank, place in self._places.items():
             if place["id"] != here:
                 if self._sees(rank, place):  # a shared directory
-                    self._tell(f"wants/{rank}", b"[]")
+                    self._tell(f"wants/{rank}", [])
                 else:
                     groups.setdefault(place["id"], []).append(rank)
         first = [ranks[0] for ranks in groups.values()]
         for turn, ranks in enumerate(groups.values()):
             for rank in first[turn + AHEAD : turn + AHEAD + 1] if turn else first[: AHEAD + 1]:
-                self._keys.put(f"soon/{rank}", b"")
+                self._keys.put(f"soon/{rank}", "")
             wanted = {*ranks}
             there = {rank: self._keys.has(f"files/{rank}") for rank in ranks if rank in left}
             # first the ranks that did not wait to be asked
             for rank in sorted(there, key=lambda rank: not there[rank]):
                 if there[rank]:
-                    wanted -= self.fetch_from(rank, sorted(wanted))
+                    wanted -= self.fetch_from(rank, wanted)
                 elif not wanted or not patience():
-                    self._tell(f"wants/{rank}", b"[]")
+                    self._tell(f"wants/{rank}", [])
                 else:
-                    self._keys.put(f"wants/{rank}", json.dumps(sorted(wanted)).encode())
-                    came = self.fetch_from(rank, sorted(wanted))
+                    self._keys.put(f"wants/{rank}", sorted(wanted))
+                    came = self.fetch_from(rank, wanted)
                     self._senders[rank] = bool(came)
                     wanted -= came
             if wanted:
@@ -272,7 +268,7 @@ class Gathering:
             place["start_ns"],
         )
 
-    def fetch_from(self, rank: int, ranks: Sequence[int]) -> set[int]:
+    def fetch_from(self, rank: int, ranks: Collection[int]) -> set[int]:
         """Receives parts from one rank; returns the ranks whose parts arrived."""
         files = _read_list(self._keys.take(f"files/{rank}", lasts(STOPPED_S)), ranks)
         if files is None:
@@ -284,7 +280,9 @@ class Gathering:
                 arriving, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)
             ) as file:
                 for at in range(0, size, CHUNK_BYTES):
-                    data = self._keys.take(f"chunk/{rank}/{number}", lasts(STOPPED_S))
+                    key = f"chunk/{rank}/{number}"
+                    data = self._keys.read_bytes(key, lasts(STOPPED_S))
+                    self._keys.delete(key)
                     if data is None or len(data) > CHUNK_BYTES:
                         return set()
                     file.seek(at)
@@ -295,8 +293,8 @@ class Gathering:
             self._fetched.append(path)
         return {one for one in ranks if {f"rank-{one}.names", f"rank-{one}.events"} <= files.keys()}
 
-    def _tell(self, key: str, data: bytes) -> None:
-        self._keys.put(key, data)
+    def _tell(self, key: str, value: Any) -> None:
+        self._keys.put(key, value)
         self._unread.append(key)
 
     def acknowledge(self, *, whole: bool, keep: bool) -> None:
@@ -310,9 +308,9 @@ class Gathering:
         """
         for rank, came in self._senders.items():
             if came:
-                self._tell(f"receipt/{rank}", b"whole" if whole else b"kept")
+                self._tell(f"receipt/{rank}", "whole" if whole else "kept")
             else:  # it may be dead, or slow
-                self._keys.put(f"receipt/{rank}", b"whole" if whole else b"none")
+                self._keys.put(f"receipt/{rank}", "whole" if whole else "none")
         for path in () if keep else self._fetched:
             path.unlink(missing_ok=True)
         patience = lasts(STOPPED_S)
@@ -320,15 +318,11 @@ class Gathering:
             self._keys.wait(key, patience, there=False)
 
 
-def _read_list(listed: bytes | None, ranks: Sequence[int]) -> dict[str, int] | None:
+def _read_list(said: Any, ranks: Collection[int]) -> dict[str, int] | None:
     """Returns the names and sizes of the files that a rank offers.
 
     Returns None if the rank offers a file that it must not send.
     """
-    try:
-        said: Any = json.loads(listed or b"0")
-    except (ValueError, RecursionError):
-        said = None
     if not isinstance(said, list):
         return None
     files: dict[str, int] = {}

@@ -32,7 +32,6 @@ Rank 0 is in one of three states::
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import sys
 import tempfile
@@ -40,7 +39,7 @@ import threading
 import time
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -50,7 +49,7 @@ import numpy as np
 
 from ringsim.comm.bootstrap import leave_thread
 from ringsim.comm.torch_private import default_timeout_s
-from ringsim.diagnose.failure import indent
+from ringsim.diagnose.failure import indent, ranks_by_text
 from ringsim.diagnose.host_links import STALL_BYTES_PER_S
 from ringsim.diagnose.snapshot import Snapshot, read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import waits_text
@@ -58,7 +57,8 @@ from ringsim.diagnose.waitfor import analyse, hindering
 from ringsim.errors import TraceFileError, name_ranks
 from ringsim.launch.block import BlockStore, find_place, never, place_of
 from ringsim.launch.gathering import Gathering, send
-from ringsim.state import OUR_THREADS
+from ringsim.launch.protocol import Ends
+from ringsim.state import start_thread
 from ringsim.traces.documents import are_all
 from ringsim.traces.events import IN_FLIGHT, NONE
 from ringsim.traces.findings import LOST
@@ -87,7 +87,7 @@ class Beat(NamedTuple):
 
     def put(self, keys: BlockStore, place: str) -> None:
         """Writes the beat to the store."""
-        keys.put(f"beat/{_key(place)}", json.dumps(self).encode())
+        keys.put(f"beat/{_key(place)}", self)
 
 
 @dataclass
@@ -116,24 +116,16 @@ class _Doubt:
     told: bool = False
 
 
-def watch_hosts(
-    keys: BlockStore, recorder: Recorder, stands: Callable[[], str | None]
-) -> HostWatch:
-    """Starts this rank's role in the watch; every rank of the block has a role.
+class HostWatch(ABC):
+    """A thread that polls the ranks on this host; the base class of both roles.
+
+    Every rank of the block has a role, from its creation to ``stop``.
 
     Args:
         keys: the keys of the block.
         recorder: this rank's recorder.
         stands: a function that returns a text for the state of this host's ranks if all stand
             still, or "" if some continue, or None if another rank watches.
-    """
-    watch = (Witness if recorder.rank else Judge)(keys, recorder, stands)
-    watch.start()
-    return watch
-
-
-class HostWatch(ABC):
-    """A thread that polls the ranks on this host; the base class of both roles.
 
     Attributes:
         said: the printed findings, on rank 0.
@@ -146,17 +138,12 @@ class HostWatch(ABC):
         self._world_size, self.said = recorder.world_size, list[str]()
         self._place = place_of(self._directory)
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"{OUR_THREADS}hosts", daemon=True)
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
+        self._thread = start_thread("hosts", self._run)
 
     def stop(self) -> None:
         """Stops the thread; waits for a delayed beat when the process ends."""
         self._stopped.set()
-        self._thread.join(BEAT_S)
-        leave_thread(self._thread)
+        leave_thread(self._thread, BEAT_S)
 
     @cached_property
     def _block_keys(self) -> BlockStore:
@@ -182,13 +169,9 @@ class HostWatch(ABC):
 class Witness(HostWatch):
     """The role of a rank that may watch a host other than rank 0's host."""
 
-    def __init__(
-        self, keys: BlockStore, recorder: Recorder, stands: Callable[[], str | None]
-    ) -> None:
-        super().__init__(keys, recorder, stands)
-        self._beat, self._beat_s = Beat(), 0.0  # the last beat and its time
-        # the state while it stands still, its beginning, and whether a beat has reported it
-        self._stood, self._stood_s, self._told = "", 0.0, False
+    _beat, _beat_s = Beat(), 0.0  # the last beat and its time
+    # the state while it stands still, its beginning, and whether a beat has reported it
+    _stood, _stood_s, _told = "", 0.0, False
 
     def _look(self, stands: str) -> None:
         """Sends a beat if one is due, and answers a question."""
@@ -208,7 +191,7 @@ class Witness(HostWatch):
         self._beat = self._beat._replace(took_s=took_s)
         if not wanted:
             return
-        asked: Any = json.loads(self._keys.take(question, never) or b"null")
+        asked = self._keys.take(question, never)
         if are_all(asked, int) and len(asked) > 1:  # the number of the question, and the ranks
             number, *ranks = asked
             send(_copies(self._keys, number), ranks[0], self._directory, ranks, asked=True)
@@ -232,26 +215,25 @@ class Judge(HostWatch):
         hosts: the other hosts, by place.
     """
 
-    def __init__(
-        self, keys: BlockStore, recorder: Recorder, stands: Callable[[], str | None]
-    ) -> None:
-        super().__init__(keys, recorder, stands)
+    # the states of all hosts while all stand still, and the beginning
+    _state: Sequence[Any] = ()
+    _since_s = _look_s = 0.0
+    _doubt: _Doubt | None = None  # about this state
+    _explained = False
+    _question = 0  # the number of the last one
+
+    def __init__(self, *role: Any) -> None:
         self.hosts: dict[str, Host] = {}
         self._places: dict[int, dict[str, Any]] = {}
-        # the states of all hosts while all stand still, and the beginning
-        self._state: list[Any] = []
-        self._since_s = self._look_s = 0.0
-        self._doubt: _Doubt | None = None  # about this state
-        self._explained = False
-        self._question = 0  # the number of the last one
         limit_s = default_timeout_s()
         limit = "" if limit_s is None else f" of {limit_s:g} s"
         self._until = (
             f"ringsim does not end ranks for this reason, but the process group's timeout{limit} "
             "does (timeout= in init_process_group)"
         )
+        super().__init__(*role)
 
-    def find_lost(self, ranks: Sequence[int]) -> list[dict[str, Any]]:
+    def find_lost(self, ranks: Sequence[int]) -> Ends:
         """Returns the ends of ranks on silent hosts, as a trace stores them for ``explain``.
 
         The method first waits until it is clear which hosts are silent.
@@ -292,7 +274,7 @@ class Judge(HostWatch):
         states = [host.beat.state for host in self.hosts.values()]
         silent = any(host.is_silent for host in self.hosts.values())
         all_stand = stands and all(states) and (states or self._absent) and not silent
-        state = [stands, *states] if all_stand else []
+        state = (stands, *states) if all_stand else ()
         still_s, doubt = now_s - self._since_s, self._doubt
         if state != self._state:
             if doubt and doubt.over and not silent and still_s >= SLOW_S + doubt.may_take_s:
@@ -364,10 +346,9 @@ class Judge(HostWatch):
         )
         gathering = Gathering(copies, copy, 1)
         for host in self.hosts.values():
-            asked = json.dumps([self._question, *host.ranks]).encode()
-            self._keys.put(f"ask/{_key(host.place)}", asked)
+            self._keys.put(f"ask/{_key(host.place)}", [self._question, *host.ranks])
             came = gathering.fetch_from(host.ranks[0], host.ranks)
-            copies.put(f"receipt/{host.ranks[0]}", b"kept")
+            copies.put(f"receipt/{host.ranks[0]}", "kept")
             if not came:
                 return False
         return True
@@ -398,9 +379,8 @@ class Judge(HostWatch):
             may_take_s = int(bytes_under_way.clip(0).sum()) / STALL_BYTES_PER_S
             self._doubt = self._find_doubt(snapshot, may_take_s)
             return
-        ranks: dict[str, list[int]] = {}
-        for rank, place in sorted(self._places.items()):
-            ranks.setdefault(str(place["host"]), []).append(rank)
+        hosts = {rank: place["host"] for rank, place in sorted(self._places.items())}
+        ranks = ranks_by_text(hosts)
         where = "; ".join(f"{_ranks_text(some)} on {host}" for host, some in ranks.items())
         self._say(
             f"nothing moves on any host ({where}). This does not prove that ranks are stuck: other "
@@ -433,8 +413,7 @@ class Judge(HostWatch):
 
     def _link(self, one: int, other: int) -> str:
         """Returns the names of two ranks' hosts, or "" if the host is shared or unknown."""
-        places: Mapping[int, Mapping[str, Any]] = self._places
-        first, second = places.get(one), places.get(other)
+        first, second = self._places.get(one), self._places.get(other)
         if not first or not second or first["id"] == second["id"]:
             return ""
         return " and ".join(sorted([first["host"], second["host"]]))
@@ -466,7 +445,7 @@ def _key(text: str) -> int:
 
 
 def _read_beat(keys: BlockStore, place: str) -> Beat | None:
-    said: Any = json.loads(keys.read(f"beat/{_key(place)}", never) or b"null")
+    said = keys.read(f"beat/{_key(place)}", never)
     return Beat(*said) if are_all(said, (int, float)) and len(said) == len(Beat()) else None
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from ringsim.errors import ArgumentError
 from ringsim.faults import Injection
 
+Lines = dict[str, list[str]]  # the source lines of code outside files, by name
 # a logger: name, level; stream, level and format of handlers
 Logging = tuple[str, int, list[tuple[str, int, logging.Formatter | None]]]
 ALONE = "virtual clock"  # the device of a process that runs a function alone
@@ -108,34 +109,34 @@ class Job:
     """A packed call, the same for every rank.
 
     Attributes:
+        environ, cwd, path, argv, affinity: the caller's current values.
+        lines: the source lines of code outside files (notebook cells), for tracebacks.
+        loggers: the current configuration of the caller's loggers.
         call: the pickled (worker, args, kwargs), made by cloudpickle, or None for a script.
         script: the path of a script to run as ``__main__``, or None; the name of a module if
             ``module`` is set.
-        environ, cwd, path, argv, affinity: the caller's current values.
-        lines: the source lines of code outside files (notebook cells), for tracebacks.
         seed: rank r seeds torch, numpy and random with seed + r.
         check: the mistakes to refuse; see ``ringsim.trace``.
         inject: the faults to inject, on any rank.
-        loggers: the current configuration of the caller's loggers.
         directory: the directory of a session's call, or None for the directory of the ranks.
         epoch: how often a session has made its groups again.
         only: the ranks that run a session's call; the others return at once. None means all.
         debug: whether breakpoints bring a rank's debugger to the caller.
     """
 
-    call: bytes | None
-    script: str | None
     environ: dict[str, str]
     cwd: str
     path: list[str]
     argv: list[str]
     affinity: tuple[int, ...]
-    lines: dict[str, list[str]]
-    seed: int
+    lines: Lines
+    loggers: tuple[Logging, ...]
+    call: bytes | None = None
+    script: str | None = None
+    module: bool = False
+    seed: int = 0
     check: str = "basic"
     inject: tuple[Injection, ...] = ()
-    module: bool = False
-    loggers: tuple[Logging, ...] = ()
     directory: str | None = None
     epoch: int = 0
     only: tuple[int, ...] | None = None
@@ -161,39 +162,30 @@ def pack_call(
     from ringsim.ring.packing import dumps, pack_worker  # imported on use: cloudpickle
 
     packed = pack_worker(worker, args, kwargs, pack or dumps)
-    return _pack(packed, None, list(sys.argv), seed)
+    return replace(pack_caller(), call=packed, seed=seed)
 
 
-def pack_script(script: str, argv: Sequence[str], seed: int, *, module: bool = False) -> Job:
+def pack_script(script: str, argv: Sequence[str], *, module: bool = False) -> Job:
     """Packs a script, or a module by its name, with its command-line arguments.
 
     The script runs as ``__main__``.
     """
-    return replace(
-        _pack(None, script if module else os.path.abspath(script), [script, *argv], seed),
-        module=module,
-    )
+    path = script if module else os.path.abspath(script)
+    return replace(pack_caller(), script=path, argv=[script, *argv], module=module)
 
 
 def pack_caller() -> Job:
     """Packs only the caller's environment, working directory, import path and loggers."""
-    return _pack(None, None, list(sys.argv), 0)
-
-
-def _pack(call: bytes | None, script: str | None, argv: list[str], seed: int) -> Job:
     affinity = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
     path = [os.path.abspath(entry) if entry else os.getcwd() for entry in sys.path]
     return Job(
-        call,
-        script,
         dict(os.environ),
         os.getcwd(),
         path,
-        argv,
+        list(sys.argv),
         affinity,
         _cell_lines(),
-        seed,
-        loggers=list_loggers(),
+        list_loggers(),
     )
 
 
@@ -211,18 +203,14 @@ def list_loggers() -> tuple[Logging, ...]:
                 (
                     "stdout" if handler.stream is sys.stdout else "stderr",
                     handler.level,
-                    handler.formatter,
+                    handler.formatter if type(handler.formatter) is logging.Formatter else None,
                 )
                 for handler in logger.handlers
                 if type(handler) is logging.StreamHandler
                 and handler.stream in (sys.stdout, sys.stderr)
             ]
-            plain = [
-                (stream, level, form if type(form) is logging.Formatter else None)
-                for stream, level, form in handlers
-            ]
-            if logger.level or plain:
-                found.append((name, logger.level, plain))
+            if logger.level or handlers:
+                found.append((name, logger.level, handlers))
     return tuple(found)
 
 
@@ -238,12 +226,12 @@ def configure_loggers(loggers: tuple[Logging, ...]) -> None:
             logger.addHandler(handler)
 
 
-def _cell_lines() -> dict[str, list[str]]:
+def _cell_lines() -> Lines:
     """Returns the source lines of notebook cells, the newest first, up to a limit.
 
     Only this process has these lines.
     """
-    lines: dict[str, list[str]] = {}
+    lines: Lines = {}
     left = _CELL_LINES_BYTES
     for name, entry in reversed(list(linecache.cache.items())):
         if len(entry) != 4 or entry[1] is not None or os.path.exists(name):
@@ -255,7 +243,7 @@ def _cell_lines() -> dict[str, list[str]]:
     return lines
 
 
-def show_lines(cells: dict[str, list[str]]) -> None:
+def show_lines(cells: Lines) -> None:
     """Makes the source lines of code outside files known to tracebacks."""
     for name, lines in cells.items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)

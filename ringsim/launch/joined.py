@@ -36,11 +36,11 @@ from typing import Any
 from ringsim.diagnose.failure import raise_verdict, read_verdict
 from ringsim.errors import RingError
 from ringsim.launch.block import store_port
-from ringsim.launch.protocol import ASK, SHUT, WAKE, WAKE_S, WHERE, answer, list_unfinished
+from ringsim.launch.protocol import ASK, SHUT, WAKE, WAKE_S, WHERE, Ends, answer, list_unfinished
 from ringsim.launch.system import look_at_living, shut_connections
-from ringsim.launch.threads import Place, Threads
+from ringsim.launch.threads import Places, Threads
 from ringsim.launch.watcher import LiveRecords, Watcher
-from ringsim.state import OUR_THREADS
+from ringsim.state import start_thread
 from ringsim.traces.recorder import Recorder
 
 # messages posted before the block are not in the parts, so they need time to arrive
@@ -63,20 +63,21 @@ class JoinedWatch:
             processes died without leaving the block.
     """
 
+    _wait_broke = False
+    # of a rank that watches or did; also the pipe of the answers
+    _watcher: Watcher | None = None
+    _watching: threading.Thread | None = None
+    _answers, _unread = -1, b""
+
     def __init__(self, recorder: Recorder, on_deaths: Callable[[list[int]], None]) -> None:
         self._recorder, self._directory = recorder, recorder.directory
         self._rank, self._on_deaths = recorder.rank, on_deaths
         self._keep_port = store_port()
         self._raised, self._stopped = threading.Event(), threading.Event()
-        self._wait_broke = False
-        # of a rank that watches or did; also the pipe of the answers
-        self._watcher: Watcher | None = None
-        self._watching: threading.Thread | None = None
-        self._answers, self._unread = -1, b""
         self._ear = _make_pipe(self._path(self._rank, "ear"))
         if self._rank == 0:
             self._begin_to_watch()
-        self._listening = _start_thread("ear", self._listen)
+        self._listening = start_thread("ear", self._listen)
 
     def _begin_to_watch(self) -> None:
         if self._answers < 0:
@@ -85,7 +86,7 @@ class JoinedWatch:
         world_size = self._recorder.world_size
         records = LiveRecords(self._directory, world_size, strangers=True)
         self._watcher = watcher = Watcher(records, world_size, tell=self._tell, settle_s=SETTLE_S)
-        self._watching = _start_thread("watcher", lambda: self._watch(watcher))
+        self._watching = start_thread("watcher", self._watch, watcher)
 
     def _path(self, rank: int, what: str) -> Path:
         return self._directory / f"rank-{rank}.{what}"
@@ -109,7 +110,7 @@ class JoinedWatch:
             return None
         return verdict.error
 
-    def ask_others(self) -> list[dict[str, Any]]:
+    def ask_others(self) -> Ends:
         """Asks the other ranks where they are, after a wait on rank 0 failed without a verdict.
 
         Rank 0 calls this method before ``stop``; it ends the watch, and blocks for at most
@@ -227,7 +228,7 @@ class JoinedWatch:
         *lines, self._unread = self._unread.split(b"\n")
         return [ast.literal_eval(line.decode()) for line in lines]
 
-    def _hear_places(self, wait_s: float) -> dict[int, Place | None]:
+    def _hear_places(self, wait_s: float) -> Places:
         select.select([self._answers], [], [], wait_s)
         # an answer to the watcher's last question may arrive first
         return {rank: place for rank, question, place in self._hear() if question == WHERE}
@@ -244,12 +245,6 @@ class JoinedWatch:
 
     def _tell(self, rank: int, word: str) -> None:
         _write(self._path(rank, "ear"), f"{word} {self._rank}\n")
-
-
-def _start_thread(name: str, work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work, name=f"{OUR_THREADS}{name}", daemon=True)
-    thread.start()
-    return thread
 
 
 def _state_of(pid: int | None, ended: bool) -> str:

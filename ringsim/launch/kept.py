@@ -54,10 +54,11 @@ class RealRanks:
         steps: what ``list_lost`` needs to know about the last call.
     """
 
+    _epoch = 0  # how often the groups were made again
+
     def __init__(self, kind: RankKind) -> None:
         self._rank_set = get_launcher().get(kind)
         self.close = self._rank_set.close
-        self._epoch = 0  # how often the groups were made again
 
     def run(self, job: Job, options: RunOptions) -> Trace:
         """Runs a call, and returns its trace. If it fails, gets ready for the next one."""

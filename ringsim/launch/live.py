@@ -94,11 +94,12 @@ class Follower:
         world_size: the number of ranks.
     """
 
+    _start_ns = 0  # no event was read yet
+
     def __init__(self, viewer: Any, world_size: int) -> None:
         self._viewer = viewer
         self._parts: list[PartReader] = []
         self._kept = [RankRecords(MARK) for _ in range(world_size)]
-        self._start_ns = 0  # no event was read yet
 
     def __call__(self, directory: Path, progress: str) -> str:
         """Reads new records, in limited amounts, and shows the run.

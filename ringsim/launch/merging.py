@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 import time
@@ -50,17 +49,17 @@ def collect_announcements(
     late = []
     deadline = time.monotonic() + (WAIT_AFTER_ERROR_S if failed else WAIT_S)
     for rank in range(world_size):
-        text = keys.read(f"left/{rank}", never)
-        while text is None and time.monotonic() < deadline and not hurry.is_set():
+        words = keys.read(f"left/{rank}", never)
+        while words is None and time.monotonic() < deadline and not hurry.is_set():
             # a living rank that has recorded its end is about to announce it
             over = failed and is_gone(PartReader(directory, rank))
-            text = keys.read(f"left/{rank}", lasts(LOOK_S))
+            words = keys.read(f"left/{rank}", lasts(LOOK_S))
             if over:
                 break
-        if text is None:
+        if words is None:
             late.append(rank)
             continue
-        words = said[rank] = json.loads(text)
+        said[rank] = words
         if words["path"] != str(path):
             raise RingError(
                 f"the path of a recording must be the same on every rank, got {path} "

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from ringsim.launch.job import ALONE, RankConfig
 
 
+@dataclass
 class RankOutput:
     """The output of one rank, read from its file.
 
@@ -16,24 +18,14 @@ class RankOutput:
     Before lines are printed, ``make_room`` is called.
     """
 
-    def __init__(
-        self,
-        config: RankConfig,
-        *,
-        show: bool,
-        show_hidden: bool,
-        make_room: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._tag = "" if config.comm_device == ALONE else f"[rank {config.rank}] "
-        self._file = config.file("out")
-        self._mark = config.mark
-        self._show = show
-        self._show_hidden = show_hidden
-        self._make_room = make_room
-        self._offset = 0
-        self._hidden = False
-        self._kept: list[str] = []
-        self._line = ""  # shown text without a line end so far
+    config: RankConfig
+    show: bool
+    show_hidden: bool
+    make_room: Callable[[], None] = lambda: None
+    _offset: int = 0
+    _hidden: bool = False
+    _kept: list[str] = field(default_factory=list)
+    _line: str = ""  # shown text without a line end so far
 
     @property
     def text(self) -> str:
@@ -42,9 +34,10 @@ class RankOutput:
 
     def follow(self, *, last: bool = False) -> None:
         """Reads new output and shows its complete lines; ``last`` also shows an incomplete line."""
+        path = self.config.file("out")
         try:
-            if self._file.stat().st_size > self._offset:
-                with self._file.open("rb") as file:
+            if path.stat().st_size > self._offset:
+                with path.open("rb") as file:
                     file.seek(self._offset)
                     fresh = file.read()
                 # a line may still be incomplete
@@ -57,19 +50,20 @@ class RankOutput:
             self._print("\n")
 
     def _take(self, text: str) -> None:
-        for number, part in enumerate(text.split(self._mark)):
+        for number, part in enumerate(text.split(self.config.mark)):
             self._hidden ^= number > 0
             self._kept.append(part)
-            if self._show and (self._show_hidden or not self._hidden):
+            if self.show and (self.show_hidden or not self._hidden):
                 self._print(part)
 
     def _print(self, text: str) -> None:
         *lines, self._line = (self._line + text).split("\n")
         if lines:
-            self._make_room()
+            self.make_room()
+        tag = "" if self.config.comm_device == ALONE else f"[rank {self.config.rank}] "
         try:
             for line in lines:
-                sys.stdout.write(f"{self._tag}{line}\n")
+                sys.stdout.write(f"{tag}{line}\n")
             sys.stdout.flush()  # otherwise, a pipe would receive it late
         except (OSError, ValueError, AttributeError):  # no reader, a full disk, or a closed stream
-            self._show = False
+            self.show = False

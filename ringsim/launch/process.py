@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from ringsim.launch.job import INTERRUPT, Job, RankConfig
 from ringsim.launch.results import write_result
+from ringsim.state import start_thread
 
 _EXPECTED = "ringsim.simulator.simulation:simulate_here"  # most calls are of this function
 _ASK_S = 0.01
@@ -44,7 +45,7 @@ class Caller:
 
     def listen(self) -> None:
         """Starts the thread that reads the channel, because the main thread may be blocked."""
-        threading.Thread(target=self._listen, name="ringsim-channel", daemon=True).start()
+        start_thread("channel", self._listen)
 
     def _listen(self) -> None:
         try:

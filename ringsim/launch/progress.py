@@ -29,11 +29,12 @@ class Progress:
         live: whether the line is shown from the start.
     """
 
+    _shown: Any = None  # a notebook's display handle, or the text in the terminal
+
     def __init__(self, world_size: int, *, live: bool = False) -> None:
         self._world_size = world_size
         self._start_s = time.monotonic()
         self._next_s = self._start_s + (0.0 if live else QUIET_S)
-        self._shown: Any = None  # a notebook's display handle, or the text in the terminal
 
     def update(self, done: int, doing: Callable[[], str]) -> None:
         """Shows the number of ``done`` ranks, and briefly what the ranks are ``doing``.

@@ -25,8 +25,9 @@ from typing import Any
 
 from ringsim.diagnose.failure import describe_unfinished
 from ringsim.launch.system import look_at_living
-from ringsim.launch.threads import Place, find_place, list_threads
+from ringsim.launch.threads import Places, find_place, list_threads
 
+Ends = list[dict[str, Any]]  # the ends or activities of ranks, as a trace stores them
 ASK = "threads?"
 WHERE = "where?"
 WAKE = "wake"
@@ -49,8 +50,8 @@ def answer(question: str) -> Any:
 def list_unfinished(
     pids: Mapping[int, int],
     tell: Callable[[int, str], None],
-    hear: Callable[[float], Mapping[int, Place | None]],
-) -> list[dict[str, Any]]:
+    hear: Callable[[float], Places],
+) -> Ends:
     """Returns the activities of running ranks; blocks for at most ``ANSWER_S``.
 
     Args:
@@ -62,12 +63,11 @@ def list_unfinished(
     Returns:
         The activities, as returned by ``describe_unfinished``.
     """
-    looked = {rank: look_at_living(pid) for rank, pid in pids.items()}
-    doing = {rank: process.doing for rank, process in looked.items() if process is not None}
+    doing = {rank: process.doing for rank, pid in pids.items() if (process := look_at_living(pid))}
     asked = {rank for rank, word in doing.items() if word != "stopped"}
     for rank in asked:
         tell(rank, WHERE)
-    places: dict[int, Place | None] = {}
+    places: Places = {}
     deadline = time.monotonic() + ANSWER_S
     while asked - places.keys() and (left_s := deadline - time.monotonic()) > 0:
         places |= hear(left_s)

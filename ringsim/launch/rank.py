@@ -77,8 +77,8 @@ from ringsim.launch.protocol import (
     WHERE,
     answer,
 )
-from ringsim.launch.results import describe_unpicklable, write_result
-from ringsim.launch.system import shut_connections
+from ringsim.launch.results import Spans, describe_unpicklable, write_result
+from ringsim.launch.system import name_process, shut_connections
 from ringsim.ring.printing import restore_output
 from ringsim.ring.ring import initialize
 from ringsim.state import change_state, get_state
@@ -113,16 +113,17 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
 class _Calls(process.Caller):
     """Runs this rank's calls: one, or those of a session, one after the other."""
 
+    _epoch = 0  # of the groups
+    _port = 0  # of the rendezvous, once the rank has joined the others
+    _door: socket.socket | None = None  # for groups that the program creates again
+    _kept: Any = None  # must stay alive
+    _has_entered = _is_interruptible = False
+
     def __init__(self, channel: Connection, config: RankConfig) -> None:
         super().__init__(channel, config)
         self._woken = threading.Event()  # the connections have been shut, for a verdict
         self.listen()
         self._namespace = Namespace() if config.stays else None
-        self._epoch = 0  # of the groups
-        self._port = 0  # of the rendezvous, once the rank has joined the others
-        self._door: socket.socket | None = None  # for groups that the program creates again
-        self._kept: Any = None  # must stay alive
-        self._has_entered = self._is_interruptible = False
         # groups with operations that earlier calls have left in flight
         self._open_groups: set[str] = set()
         self._steps: Counter[str] = Counter()  # of optimizers in this call, begun and done
@@ -246,11 +247,8 @@ class _Calls(process.Caller):
         if job.check != "basic" or job.inject:
             torch_hooks.uninstall(recorder)
             install_with(job.inject, recorder, job.check)
-            slowdown, jitter = (
-                slowed_by(job.inject, config.rank),
-                jitter_of(job.inject, config.rank),
-            )
-            change_state(slowdown=slowdown, jitter=jitter)
+            mine = job.inject, config.rank
+            change_state(slowdown=slowed_by(*mine), jitter=jitter_of(*mine))
 
     # -- messages
 
@@ -320,12 +318,6 @@ def warm_up() -> None:
         recorder = _start_recording(RankConfig(directory, 0, 1, "cpu", 1.0, ring=False))
         torch_hooks.uninstall(recorder)
         recorder.close()
-
-
-def name_process(name: str) -> None:
-    """Names this process for `ps` and `ringsim doctor`, if the system allows it."""
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:
-        comm.write(name)
 
 
 def _redirect_output(config: RankConfig) -> None:
@@ -486,14 +478,14 @@ def _start_recording(config: RankConfig) -> Recorder:
     return recorder
 
 
-def _write_result(result: Any, config: RankConfig) -> list[tuple[int, int]]:
+def _write_result(result: Any, config: RankConfig) -> Spans:
+    where = f"rank {config.rank} of {config.world_size}"
     try:
         return write_result(result, config.file("result"))
     except OSError as error:
         raise RingError(
-            f"cannot write the worker's result to the run's directory: {error} (rank {config.rank} "
-            f"of {config.world_size}). Free some space, or set TMPDIR to another directory."
+            f"cannot write the worker's result to the run's directory: {error} ({where}). Free "
+            "some space, or set TMPDIR to another directory."
         ) from None
     except Exception as error:
-        where = f"rank {config.rank} of {config.world_size}"
         raise TypeError(describe_unpicklable(result, error, where)) from None

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import functools
 import json
+import math
 import os
 import queue
 import secrets
@@ -36,7 +37,9 @@ from ringsim.errors import RingError
 from ringsim.launch.forkserver import FDS_PER_MESSAGE
 from ringsim.launch.job import ALONE, RankConfig, RankKind, start_environment
 from ringsim.launch.output import RankOutput
+from ringsim.state import start_thread
 
+Exit = tuple[int | None, int]  # the exit code, or None if it is unknown, and the end time
 EXIT_S = 5.0  # a killed process is gone much earlier
 START_S = 120.0  # to start an interpreter with torch on a busy machine
 ANSWER_S = 10.0  # a fork server that does not answer in this time is stuck or stopped
@@ -45,7 +48,7 @@ _DYING_S = 1.0  # for the ranks of a killed server
 _RECENT = 64  # sets of ranks: the directories of earlier sets are already gone
 PARKED_S = 60.0  # parked ranks are ended if no call has taken them after this time
 PARKED_RANKS_MAX = 16  # parked ranks cost memory: about 10 MB each
-_START = "RINGSIM_START"  # the address to which ranks under mpirun connect
+_START = "RINGSIM_START"  # the variable with the address to which new ranks connect
 # Settings of MPICH and Open MPI: start all ranks on this machine, as any user, even more ranks than
 # cores, over loopback.
 ON_THIS_MACHINE = {
@@ -126,7 +129,7 @@ class RankSet(ABC):
         """
 
     @abstractmethod
-    def exit_status(self, rank: int) -> tuple[int | None, int]:
+    def exit_status(self, rank: int) -> Exit:
         """Returns (exit code or None, end time) for a rank with a closed channel."""
 
     def report_death(self, rank: int, output: RankOutput) -> Report:
@@ -181,6 +184,9 @@ def start_command(what: str, *arguments: object) -> list[str]:
 class ForkServer:
     """The launcher's end of a fork server."""
 
+    _has_answered = _is_stuck = _is_retired = False
+    _question = 0  # the number of the last one
+
     def __init__(self) -> None:
         self.environment = start_environment()
         self._lock = threading.Lock()
@@ -203,12 +209,10 @@ class ForkServer:
             )
         # otherwise, the server would not see the end of this process
         os.register_at_fork(after_in_child=self._control.close)
-        self._start_s, self._has_answered = time.monotonic(), False
-        self._is_stuck = self._is_retired = False
+        self._start_s = time.monotonic()
         self._sets: set[str] = set()  # ranks in use, by name
         # of ranks: a killed server does not remove them
         self.directories: deque[Path] = deque(maxlen=_RECENT)
-        self._question = 0  # the number of the last one
         self._put("answer", "")  # answered when it has started
 
     @property
@@ -333,8 +337,8 @@ class ForkedRanks(RankSet):
     Args:
         server: the fork server.
         kind: the properties of the ranks.
-        park_s: the time after which the server ends ranks forked ahead of a call; None for a call
-            that waits.
+        park_s: the time after which the server ends ranks forked ahead of a call; infinite for
+            a call that waits.
         keep_at: the directory for their files, or None for a private one.
     """
 
@@ -343,7 +347,7 @@ class ForkedRanks(RankSet):
         server: ForkServer,
         kind: RankKind,
         *,
-        park_s: float | None = None,
+        park_s: float = math.inf,
         keep_at: Path | None = None,
     ) -> None:
         super().__init__(kind, keep_at)
@@ -357,7 +361,7 @@ class ForkedRanks(RankSet):
                 first, min(first + FDS_PER_MESSAGE, kind.world_size), park_s
             )
 
-    def _fork(self, first: int, end: int, park_s: float | None) -> list[Connection]:
+    def _fork(self, first: int, end: int, park_s: float = math.inf) -> list[Connection]:
         """Forks the ranks ``first`` to ``end - 1``; returns their channels."""
         pairs = [socket.socketpair() for _ in range(first, end)]
         message = {
@@ -377,7 +381,7 @@ class ForkedRanks(RankSet):
         if not self._server.alive:
             raise RingError(f"cannot start rank {rank} again: the process that forks ranks died.")
         self.channels[rank].close()
-        (self.channels[rank],) = self._fork(rank, rank + 1, None)
+        (self.channels[rank],) = self._fork(rank, rank + 1)
 
     def take(self) -> bool:
         """Takes parked ranks for a call; returns False if they have ended in the meantime."""
@@ -396,7 +400,7 @@ class ForkedRanks(RankSet):
         if not self._server.alive:
             shutil.rmtree(self.home, ignore_errors=True)
 
-    def exit_status(self, rank: int) -> tuple[int | None, int]:
+    def exit_status(self, rank: int) -> Exit:
         """See ``RankSet``; the server writes the status before it closes the channel."""
         try:
             code, at_ns = (self.home / f"rank-{rank}.exit").read_text().split()
@@ -408,6 +412,23 @@ class ForkedRanks(RankSet):
     def startup_errors(self) -> str:
         """See ``RankSet``."""
         return self._server.startup_errors
+
+
+def _start_process(
+    before: list[str], start: dict[str, Any], log: IO[str]
+) -> subprocess.Popen[bytes]:
+    """Starts an interpreter, or a command that starts interpreters, which become ranks.
+
+    They connect to the address in ``start``, and ``log`` receives their output.
+    """
+    return subprocess.Popen(
+        [*before, *start_command("rank")],
+        env={**ON_THIS_MACHINE, **os.environ, _START: json.dumps(start)},
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
 
 
 class SpawnedRanks(RankSet):
@@ -422,7 +443,7 @@ class SpawnedRanks(RankSet):
 
     def __init__(self, kind: RankKind, keep_at: Path | None = None) -> None:
         super().__init__(kind, keep_at)
-        self._processes: dict[int, subprocess.Popen[str]] = {}
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
         try:
             self.channels = self._spawn(range(kind.world_size))
         except BaseException:  # also after Ctrl-C
@@ -451,19 +472,8 @@ class SpawnedRanks(RankSet):
         """Starts the processes, which connect to the given address; logs their output."""
         config = replace(self.config, directory=str(self.home))
         for rank in ranks:
-            process = subprocess.Popen(
-                start_command("rank"),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                text=True,
-                start_new_session=True,
-            )
-            self._processes[rank] = process
             start = {**meeting, "config": asdict(config.for_rank(rank))}
-            if process.stdin is not None:
-                process.stdin.write(json.dumps(start) + "\n")
-                process.stdin.close()
+            self._processes[rank] = _start_process([], start, log)
 
     def _accept(self, ranks: Sequence[int], listener: Listener) -> list[Connection]:
         """Waits until every rank has connected and sent its number, in any order."""
@@ -474,7 +484,7 @@ class SpawnedRanks(RankSet):
                 while True:
                     arrived.put(listener.accept())
 
-        threading.Thread(target=accept, name="ringsim-accept", daemon=True).start()
+        start_thread("accept", accept)
         by_rank: dict[int, Connection] = {}
         deadline = time.monotonic() + START_S
         while len(by_rank) < len(ranks):
@@ -493,10 +503,9 @@ class SpawnedRanks(RankSet):
     def kill(self) -> None:
         """See ``RankSet``."""
         for process in self._processes.values():
-            if process.poll() is None:
-                process.kill()
+            process.kill()
 
-    def exit_status(self, rank: int) -> tuple[int | None, int]:
+    def exit_status(self, rank: int) -> Exit:
         """See ``RankSet``."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._processes[rank].wait(1.0), time.monotonic_ns()
@@ -531,23 +540,14 @@ class MpiRanks(SpawnedRanks):
         super().__init__(kind, keep_at)
 
     def _start(self, _ranks: Sequence[int], meeting: dict[str, Any], log: IO[str]) -> None:
-        start = json.dumps({**meeting, "config": asdict(self.config)})
         version = subprocess.run([self._mpirun, "--version"], capture_output=True, check=False)
         # MPICH ends all ranks after one dies, which would hide the first one
         options = ["-disable-auto-cleanup"] if b"HYDRA" in version.stdout else []
         count = ["-n", str(self.kind.world_size)]
-        process = subprocess.Popen(
-            [self._mpirun, *options, *count, *start_command("rank")],
-            env={**ON_THIS_MACHINE, **os.environ, _START: start},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            text=True,
-            start_new_session=True,
-        )
-        self._processes[0] = process
+        start = {**meeting, "config": asdict(self.config)}
+        self._processes[0] = _start_process([self._mpirun, *options, *count], start, log)
 
-    def exit_status(self, rank: int) -> tuple[int | None, int]:
+    def exit_status(self, rank: int) -> Exit:
         """See ``RankSet``; only mpirun knows the exit code."""
         return None, time.monotonic_ns()
 
@@ -570,9 +570,9 @@ class MpiRanks(SpawnedRanks):
 def become_rank() -> None:
     """Turns this new interpreter into a rank; does not return.
 
-    A line on standard input describes the rank or, under ``mpirun``, a variable.
+    A variable describes the rank.
     """
-    start = json.loads(os.environ.pop(_START, "") or sys.stdin.readline())
+    start = json.loads(os.environ.pop(_START))
     config = RankConfig(**start["config"])
     if config.backend == "mpi":
         from ringsim.comm.mpi import start_mpi  # imports torch, which the launcher does not load
@@ -591,10 +591,11 @@ def become_rank() -> None:
 class Launcher:
     """Provides ranks; a process has one launcher, which several threads can use."""
 
+    _server: ForkServer | None = None
+    _parked: ForkedRanks | None = None
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._server: ForkServer | None = None
-        self._parked: ForkedRanks | None = None
         atexit.register(self.close)
 
     def get(self, kind: RankKind, *, keep_at: Path | None = None) -> RankSet:

@@ -84,11 +84,7 @@ def write_run(
     The record contains its trace, its ranks' results and output, the shown text, the error that
     ended it, and the variables that it left on the ranks of a session.
     """
-    failed = (
-        [type(error).__name__, str(error), getattr(error, "rank", None)]
-        if error is not None
-        else None
-    )
+    failed = error and [type(error).__name__, str(error), getattr(error, "rank", None)]
     told = {
         "results": repr(trace.results),
         "output": trace.output,

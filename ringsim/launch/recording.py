@@ -29,7 +29,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -45,13 +45,22 @@ from ringsim.comm.log import interrupt_log, resume_log
 from ringsim.diagnose.failure import clear_verdict, error_of_kind, note_failed_threads, read_verdict
 from ringsim.diagnose.parting import tell_partings
 from ringsim.errors import RingError
-from ringsim.launch.block import BlockStore, enter_block, find_place, lasts, place_of, store_port
+from ringsim.launch.block import (
+    BlockStore,
+    Patience,
+    enter_block,
+    find_place,
+    lasts,
+    place_of,
+    store_port,
+)
 from ringsim.launch.clocks import ClockComparison
 from ringsim.launch.ends import find_culprits, find_ends, tell_end
 from ringsim.launch.gathering import Gathering, Offer
-from ringsim.launch.hosts import HostWatch, Judge, stay_unwatched, watch_hosts
+from ringsim.launch.hosts import HostWatch, Judge, Witness, stay_unwatched
 from ringsim.launch.joined import JoinedWatch
 from ringsim.launch.merging import WAIT_S, Merge, collect_announcements
+from ringsim.launch.protocol import Ends
 from ringsim.launch.system import has_proc
 from ringsim.launch.watcher import LiveRecords
 from ringsim.state import get_state
@@ -139,15 +148,16 @@ class Recording:
         >>> dist.destroy_process_group()
     """
 
+    _phase = _Phase.NEW
+    _block: _Block | None = None
+    _trace: Trace | None = None
+    _watch: JoinedWatch | None = None
+    _hosts: HostWatch | None = None
+
     def __init__(self, path: Path | str, *, check: str = "basic") -> None:
         self._check, self._path = check, Path(os.path.abspath(path))
-        self._phase = _Phase.NEW
-        self._block: _Block | None = None
-        self._trace: Trace | None = None
         self._parts = ExitStack()  # ends this rank's part of the block
         self._lasting = ExitStack()  # ends rank 0's work, after all others have left
-        self._watch: JoinedWatch | None = None
-        self._hosts: HostWatch | None = None
 
     @property
     def written(self) -> Path | None:
@@ -208,9 +218,10 @@ class Recording:
         block = self._block
         if block is None or self._phase is not _Phase.RECORDING:
             return
-        holds_back = hold_back_sigterm() if block.rank == 0 else contextlib.nullcontext(None)
+        never = contextlib.nullcontext(threading.Event())
+        holds_back = never if block.rank else hold_back_sigterm()
         with holds_back as hurry:
-            self._leave(block, error, hurry or threading.Event())
+            self._leave(block, error, hurry)
 
     # -- entering
 
@@ -239,7 +250,8 @@ class Recording:
         parts.callback(watch.stop)
         block.recorder.on_failure = watch.on_failure
         if block.world_size > 1:
-            self._hosts = watch_hosts(block.keys, block.recorder, watch.stands)
+            role = Witness if block.rank else Judge
+            self._hosts = role(block.keys, block.recorder, watch.stands)
             answering.callback(self._hosts.stop)
 
     # -- leaving
@@ -252,7 +264,7 @@ class Recording:
         left = tell_end(block.rank, error)
         if error is not None:
             _say_why(block, error, left)
-        others: list[dict[str, Any]] = []
+        others: Ends = []
         if self._watch is not None and error is not None:
             others = self._watch.ask_others()
         span = [block.first, block.recorder.count]
@@ -262,7 +274,7 @@ class Recording:
         mismatch = self._watch.unheard() if self._watch is not None and error is None else None
         try:
             announced = {"span": span, "path": str(block.path), "left": left}
-            block.keys.put(f"left/{block.rank}", json.dumps(announced).encode())
+            block.keys.put(f"left/{block.rank}", announced)
             if block.rank:
                 place = block.keys, block.rank, block.directory, block.place, block.path
                 Offer(*place, failed=error is not None).make()
@@ -287,7 +299,7 @@ class Recording:
         block: _Block,
         error: BaseException | None,
         hurry: threading.Event,
-        others: list[dict[str, Any]],
+        others: Ends,
     ) -> RingError | None:
         """On rank 0, collects the parts of all ranks and writes the file.
 
@@ -386,7 +398,7 @@ def _enter(path: Path) -> _Block:
     )
     if own:
         _prepare_directory(block)
-    keys.put(f"at/{rank}", json.dumps(place).encode())
+    keys.put(f"at/{rank}", place)
     return block
 
 
@@ -396,7 +408,7 @@ def _compare_clocks(block: _Block, answering: ExitStack) -> None:
     if block.world_size == 1 or store_port() < 0:
         return
 
-    def find_clock_of_rank_0(patience: Callable[[], bool]) -> str | None:
+    def find_clock_of_rank_0(patience: Patience) -> str | None:
         return find_place(block.keys, 0, patience).get("clock")
 
     clocks = ClockComparison(block.keys.store, block.recorder, find_clock_of_rank_0)
@@ -441,15 +453,15 @@ def _agree_on_attempt(keys: BlockStore, path: Path, rank: int, world_size: int) 
     Rank 0 chooses the directory; the other ranks wait until rank 0 enters the block.
     """
     if rank == 0:
-        keys.put("attempt", str(find_attempt(path)).encode())
-    found = keys.read("attempt", lasts(WAIT_S))
+        keys.put("attempt", find_attempt(path))
+    found: int | None = keys.read("attempt", lasts(WAIT_S))
     if found is None:
         raise RingError(
             f"rank 0 did not enter the recorded block within {WAIT_S:.0f} s after rank {rank} of "
             f"{world_size} had entered it, in a job that may be restarted. Enter the block at the "
             "same place on all ranks."
         )
-    return int(found)
+    return found
 
 
 def _say_why(block: _Block, error: BaseException, left: dict[str, Any]) -> None:
@@ -493,11 +505,10 @@ def number(path: Path, attempt: int) -> Path:
 @functools.cache  # a repeated block replaces the file of its own attempt
 def find_attempt(path: Path) -> int:
     """Returns the first attempt number that has no file and no parts yet."""
-    tried = (number(path, attempt) for attempt in itertools.count())
     return next(
         attempt
-        for attempt, file in enumerate(tried)
-        if not file.exists() and not parts_of(file).exists()
+        for attempt in itertools.count()
+        if not (file := number(path, attempt)).exists() and not parts_of(file).exists()
     )
 
 

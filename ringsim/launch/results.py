@@ -12,11 +12,12 @@ from typing import Any
 
 from ringsim.ring.packing import Pickler
 
+Spans = list[tuple[int, int]]  # the starts and ends of the parts of a result in its file
 _ALIGN = 64
 _LARGE_BYTES = 1 << 16
 
 
-def write_result(result: Any, file: Path) -> list[tuple[int, int]]:
+def write_result(result: Any, file: Path) -> Spans:
     """Writes a result to a file; called on a rank.
 
     Returns the positions (start, end) of the pickle, and of the data of arrays and tensors.
@@ -32,7 +33,7 @@ def write_result(result: Any, file: Path) -> list[tuple[int, int]]:
     return spans
 
 
-def read_result(file: Path, spans: list[tuple[int, int]]) -> Any:
+def read_result(file: Path, spans: Spans) -> Any:
     """Reads a result, which can be read only once.
 
     Its arrays and tensors are views of the file, which this function unlinks.

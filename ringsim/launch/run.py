@@ -6,9 +6,8 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,9 +28,11 @@ from ringsim.diagnose.snapshot import operation_of, until
 from ringsim.errors import Interrupted, RankFailed, RingError, RunTimeout, name_ranks
 from ringsim.launch.job import Job, RankKind
 from ringsim.launch.live import show_live
+from ringsim.launch.protocol import Ends
 from ringsim.launch.ranks import START_S, RankSet, get_launcher
 from ringsim.launch.results import read_result
-from ringsim.launch.supervisor import RunOptions, Supervisor
+from ringsim.launch.supervisor import Doing, Supervisor
+from ringsim.launch.supervisor import RunOptions as RunOptions
 from ringsim.ring.pairs import all_pairs, list_groups
 from ringsim.traces.cells import name_cells, rename_events
 from ringsim.traces.events import COLLECTIVE
@@ -39,8 +40,6 @@ from ringsim.traces.findings import IN_THREAD, Diagnosis
 from ringsim.traces.run_parts import read_parts
 from ringsim.traces.sources import attach_sources
 from ringsim.traces.value import Trace
-
-__all__ = ["GPU_LIMIT_S", "Run", "RunOptions", "run"]
 
 GPU_LIMIT_S = 3600.0  # default limit of a run on GPUs, which is not watched
 _SHOWN = 4  # ranks whose lines are shown in an error
@@ -89,7 +88,7 @@ class Run(Supervisor):
             return show_live(self._finish, self.size)
         return self._finish(self.options.doing)
 
-    def _finish(self, doing: Callable[[Path, str], str] | None) -> Trace:
+    def _finish(self, doing: Doing | None) -> Trace:
         try:
             self.watch(doing)
         except KeyboardInterrupt:
@@ -292,14 +291,14 @@ class Run(Supervisor):
             "ring_groups": list_groups(all_pairs(range(self.size))) if kind.ring else [],
         }
 
-    def _ends(self) -> list[dict[str, Any]]:
+    def _ends(self) -> Ends:
         """Returns each rank's end, or its activity when it was ended, for ``explain``.
 
         After a verdict, these are the states at that time.
         """
         ranks, reports = self.ranks, self.reports
         gone = [one.rank for one in ranks if one.result is not None]
-        ends: list[dict[str, Any]] = []
+        ends: Ends = []
         # their activity after they were woken is not the cause
         if (verdict := self.verdict) is not None:
             waited = {report.rank for report in reports if report.waited}

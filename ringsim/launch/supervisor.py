@@ -44,15 +44,26 @@ from ringsim.launch.debugging import answer
 from ringsim.launch.job import Job
 from ringsim.launch.output import RankOutput
 from ringsim.launch.progress import Progress, count_progress
-from ringsim.launch.protocol import ASK, IDLE, OVER, VARIABLES, WAKE_S, WHERE, list_unfinished
+from ringsim.launch.protocol import (
+    ASK,
+    IDLE,
+    OVER,
+    VARIABLES,
+    WAKE_S,
+    WHERE,
+    Ends,
+    list_unfinished,
+)
 from ringsim.launch.ranks import START_S, RankSet
+from ringsim.launch.results import Spans
 from ringsim.launch.system import has_proc, look_at_living
-from ringsim.launch.threads import Place, Threads
+from ringsim.launch.threads import Places, Threads
 from ringsim.launch.watcher import COLLECTIVE_S, POLL_S, LiveRecords, Watcher
 from ringsim.traces.cells import name_cells, rename_places
 from ringsim.traces.events import ERROR
 from ringsim.traces.parts import PartReader
 
+Doing = Callable[[Path, str], str]  # see ``RunOptions``
 _POLL_S = 0.05
 # after each line for a debugger, its rank can ask for the next one before other ranks can ask
 _TURN_S = 0.2
@@ -84,7 +95,7 @@ class RunOptions:
     show: bool = True
     show_hidden: bool = False
     keep_at: Path | None = None
-    doing: Callable[[Path, str], str] | None = None
+    doing: Doing | None = None
     live: bool = False
     poll_s: float | None = POLL_S
     allows: Callable[[Collection[int]], bool] | None = None
@@ -124,7 +135,7 @@ class Followed:
     output: RankOutput
     pid: int | None = None
     num_threads: int | None = None
-    result: list[tuple[int, int]] | None = None
+    result: Spans | None = None
     report: Report | None = None
     woken: bool = False
     stuck_in: tuple[int, ...] = ()
@@ -164,6 +175,13 @@ class Supervisor:
             ``describe_unfinished``.
     """
 
+    verdict: Verdict | None = None
+    given_up_ns: int | None = None
+    _stood_s = 0.0  # the time that the user took to answer debuggers
+    _stops = False  # whether ranks fail because they are stopped
+    _phase = _Phase.STARTING
+    _next_look_s = _next_follow_s = 0.0
+
     def __init__(self, rank_set: RankSet, job: Job, options: RunOptions) -> None:
         self.rank_set, self.job, self.options = rank_set, job, options
         self.size = rank_set.kind.world_size
@@ -175,29 +193,23 @@ class Supervisor:
                 channel,
                 RankOutput(
                     rank_set.config.for_rank(rank),
-                    show=options.show,
-                    show_hidden=options.show_hidden,
-                    make_room=self._progress.make_room,
+                    options.show,
+                    options.show_hidden,
+                    self._progress.make_room,
                 ),
             )
             for rank, channel in enumerate(rank_set.channels)
         ]
-        self.verdict: Verdict | None = None
         self.late: list[int] = []
-        self.given_up_ns: int | None = None
         self.variables: dict[int, str] = {}  # by rank, if ranks keep them for an error
-        self.unfinished: list[dict[str, Any]] = []
+        self.unfinished: Ends = []
         self.records = LiveRecords(rank_set.directory, self.size)
         self.caught = self.records.caught
         self._open = {followed.channel: followed for followed in self.ranks}
-        self._places: dict[int, Place | None] = {}  # the places reported by ranks
+        self._places: Places = {}  # the places reported by ranks
         self._turn: list[Connection] = []  # of the rank whose debugger was answered last
-        self._stood_s = 0.0  # the time that the user took to answer debuggers
-        self._stops = False  # whether ranks fail because they are stopped
         self._watcher = self._make_watcher()
-        self._phase = _Phase.STARTING
         self._phase_ends_s = time.monotonic() + START_S
-        self._next_look_s = self._next_follow_s = 0.0
         self._next_roll_call_s = time.monotonic() + _LOST_S
 
     def _make_watcher(self) -> Watcher | None:
@@ -237,7 +249,7 @@ class Supervisor:
         for followed in self.ranks:
             followed.tell(message)
 
-    def watch(self, doing: Callable[[Path, str], str] | None) -> None:
+    def watch(self, doing: Doing | None) -> None:
         """Sends the job; returns when all ranks have answered, or when waiting is pointless.
 
         The progress line shows the text of ``doing``, as described at ``RunOptions``.
@@ -432,7 +444,7 @@ class Supervisor:
             if self._turn:
                 break
 
-    def _hear_places(self, wait_s: float) -> dict[int, Place | None]:
+    def _hear_places(self, wait_s: float) -> Places:
         self._hear(wait_s)
         return self._places
 

@@ -65,18 +65,22 @@ def measure_memory(pid: str) -> int | None:
     return 1024 * int(text.partition("\nPss:")[2].split()[0])
 
 
+def name_process(name: str) -> None:
+    """Names this process for `ps` and `ringsim doctor`, if the system allows it."""
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:
+        comm.write(name)
+
+
 def has_proc() -> bool:
     """Returns whether this system has /proc."""
     return os.path.exists("/proc/self/stat")
 
 
-def shut_connections(keep_port: int | None, keep_fd: int = -1) -> int:
+def shut_connections(keep_port: int | None, keep_fd: int = -1) -> None:
     """Shuts down TCP connections to other processes on this machine (on Linux and macOS).
 
-    Connections to the rendezvous port, and the file descriptor, stay open. Returns the number of
-    connections that were shut down.
+    Connections to the rendezvous port, and the file descriptor, stay open.
     """
-    count = 0
     for name in os.listdir("/dev/fd"):
         # closed meanwhile, or a listening socket, which has no peer
         with contextlib.suppress(OSError):
@@ -91,5 +95,3 @@ def shut_connections(keep_port: int | None, keep_fd: int = -1) -> int:
                 mine, other = connection.getsockname(), connection.getpeername()
                 if mine[0] == other[0] and keep_port not in (mine[1], other[1]):
                     connection.shutdown(socket.SHUT_RDWR)
-                    count += 1
-    return count

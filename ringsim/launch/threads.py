@@ -16,7 +16,7 @@ import stat
 import struct
 import sys
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -26,6 +26,7 @@ from ringsim.traces.frames import current_frames
 from ringsim.traces.sites import CallSites
 
 Place = tuple[str, int]  # a file and a line in it
+Places = dict[int, Place | None]  # by rank or thread; None if there is none
 
 _TQDM = "/tqdm/_monitor.py"  # wakes every 10 s, and never communicates
 # A thread with its innermost frame in one of these files waits for another thread of its process.
@@ -47,7 +48,7 @@ class Threads(NamedTuple):
     # by ``threading.get_ident()``, the threads that work, or wait for anything outside this process
     busy: Collection[int]
     # the user's line at which each other thread waits; None if there is none
-    idle: Mapping[int, Place | None]
+    idle: Places
     # the idle threads that may wake without another Python thread: at a limit, or by a C++ thread
     timed: Collection[int] = ()
 
@@ -68,7 +69,7 @@ def list_threads() -> Threads:
     quiet = _is_quiet(numbers.values())
     sites = _make_sites()
     busy: list[int] = []
-    idle: dict[int, Place | None] = {}
+    idle: Places = {}
     timed: list[int] = []
     for ident, frame in current_frames().items():
         thread = known.get(ident)

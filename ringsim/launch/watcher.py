@@ -166,13 +166,11 @@ class LiveRecords:
 
     def blame(self, diagnosis: Diagnosis) -> Diagnosis:
         """Returns a diagnosis with failed threads as the causes of the findings."""
-        notices = [
-            (rank, read_notice(label))
+        failed = {
+            rank: said[1]
             for rank, part in enumerate(self.parts)
             for label in reversed(part.names["label"].values())
-        ]
-        failed = {
-            rank: said[1] for rank, said in notices if said is not None and said[0] == THREAD_FAILED
+            if (said := read_notice(label)) is not None and said[0] == THREAD_FAILED
         }
         return replace(diagnosis, findings=blame_threads(diagnosis.findings, failed))
 
@@ -203,6 +201,13 @@ class Watcher:
         pause_s: the time before the next poll.
     """
 
+    _heads: Sequence[Head] = ()
+    _states: Sequence[str] = ()
+    _compare_s = 0.0  # time of the next comparison
+    _suspicion: _Suspicion | None = None
+    # the time since which all of them wait and sleep, and their CPU time then
+    _calm: tuple[float, list[float]] | None = None
+
     def __init__(
         self,
         records: LiveRecords,
@@ -215,12 +220,6 @@ class Watcher:
         self._records, self._size, self._tell = records, world_size, tell
         self._poll_s, self._settle_s = poll_s, settle_s
         self.pause_s = poll_s
-        self._heads: list[Head] = []
-        self._states: list[str] = []
-        self._compare_s = 0.0  # time of the next comparison
-        self._suspicion: _Suspicion | None = None
-        # the time since which all of them wait and sleep, and their CPU time then
-        self._calm: tuple[float, list[float]] | None = None
 
     def hear(self, rank: int, threads: Threads) -> None:
         """Stores a rank's answer."""
@@ -263,19 +262,16 @@ class Watcher:
         start_s = time.monotonic()
         heads = self._records.look()
         # everything in the records had happened by then
-        now_s, now_ns = time.monotonic(), time.monotonic_ns()
-        verdict = self._compare(states, now_ns)
-        if (
-            verdict is None
-            and (stuck := self._look_for_stuck(heads, states, now_s, now_ns)) is not None
-        ):
+        self._now_s, self._now_ns = time.monotonic(), time.monotonic_ns()
+        verdict = self._compare(states)
+        if verdict is None and (stuck := self._look_for_stuck(heads, states)) is not None:
             self._compare_s = 0.0  # a mismatch may be the cause
-            verdict = self._compare(states, now_ns) or stuck
+            verdict = self._compare(states) or stuck
         if self._suspicion is None or self.pause_s > self._poll_s:
             self.pause_s = max(self.pause_s, min((time.monotonic() - start_s) / SHARE, COMPARE_S))
         return verdict and replace(verdict, diagnosis=self._records.blame(verdict.diagnosis))
 
-    def _compare(self, states: Sequence[str], now_ns: int) -> Verdict | None:
+    def _compare(self, states: Sequence[str]) -> Verdict | None:
         """Returns the verdict on mismatched operations, if a comparison is due."""
         start_s = time.monotonic()
         if start_s < self._compare_s:
@@ -287,34 +283,28 @@ class Watcher:
         self._compare_s = end_s + max(COMPARE_S, (end_s - start_s) / SHARE)
         if found is None:
             return None
-        known = tuple(view.state for view in self._build(states, now_ns).ranks)
-        return Verdict(found.findings[0].ranks, replace(found, states=known), now_ns)
+        known = tuple(view.state for view in self._build(states).ranks)
+        return Verdict(found.findings[0].ranks, replace(found, states=known), self._now_ns)
 
-    def _build(self, states: Sequence[str], now_ns: int) -> Snapshot:
+    def _build(self, states: Sequence[str]) -> Snapshot:
         return self._records.builder.build(
-            [self._records.state(rank, state) for rank, state in enumerate(states)], now_ns
+            [self._records.state(rank, state) for rank, state in enumerate(states)], self._now_ns
         )
 
-    def _look_for_stuck(
-        self, heads: list[Head], states: Sequence[str], now_s: float, now_ns: int
-    ) -> Verdict | None:
+    def _look_for_stuck(self, heads: list[Head], states: Sequence[str]) -> Verdict | None:
         """Returns the verdict on ranks that can never continue."""
-        unchanged = heads == self._heads and self._states == states
+        unchanged = heads == self._heads and [*states] == self._states
         if heads != self._heads:
             self._calm = None
         self._heads, self._states = heads, list(states)
         if not (unchanged and self._suspicion is None) and any(head.awaited for head in heads):
-            snapshot = self._build(states, now_ns)
+            snapshot = self._build(states)
             stuck = analyse(snapshot)
             if stuck is not None:
                 self.pause_s = self._poll_s
-                return self._suspect(snapshot, stuck, (), now_s, now_ns)
+                return self._suspect(snapshot, stuck, ())
         there = [rank for rank, state in enumerate(states) if state not in GONE]
-        calm_s = (
-            self._calm_for(there, now_s)
-            if unchanged and any(head.awaited for head in heads)
-            else 0.0
-        )
+        calm_s = self._calm_for(there) if unchanged and any(head.awaited for head in heads) else 0.0
         silent = tuple(rank for rank in there if not heads[rank].awaited)
         if (
             calm_s >= STALL_S
@@ -322,25 +312,22 @@ class Watcher:
             and all(self._records.state(rank, "running") == "running" for rank in silent)
         ):
             snapshot = self._build(
-                ["blocked" if rank in silent else state for rank, state in enumerate(states)],
-                now_ns,
+                ["blocked" if rank in silent else state for rank, state in enumerate(states)]
             )
             stuck = analyse(snapshot)
             if stuck is not None:
                 self.pause_s = self._poll_s * POLL_MAX
-                return self._suspect(snapshot, stuck, silent, now_s, now_ns)
+                return self._suspect(snapshot, stuck, silent)
         self._suspicion = None
         self.pause_s = min(self.pause_s * RELAX, self._poll_s * POLL_MAX)
-        return None if silent else self._look_for_stall(states, there, calm_s, now_ns)
+        return None if silent else self._look_for_stall(states, there, calm_s)
 
-    def _suspect(
-        self, snapshot: Snapshot, stuck: Stuck, silent: tuple[int, ...], now_s: float, now_ns: int
-    ) -> Verdict | None:
+    def _suspect(self, snapshot: Snapshot, stuck: Stuck, silent: tuple[int, ...]) -> Verdict | None:
         """Returns the verdict on ranks that seem stuck, as soon as it is certain.
 
         ``silent`` ranks wait in no recorded operation.
         """
-        ranks = (*stuck.ranks, *silent)
+        ranks, now_s = (*stuck.ranks, *silent), self._now_s
         heads = tuple(self._heads[rank] for rank in ranks)
         suspicion = self._suspicion
         if suspicion is None or (suspicion.ranks, suspicion.heads) != (ranks, heads):
@@ -377,24 +364,25 @@ class Watcher:
             replace(view, end=view.end._replace(about=about.get(rank, view.end.about)))
             for rank, view in enumerate(snapshot.ranks)
         )
-        return Verdict(stuck.ranks, judge(Snapshot(views), stuck), now_ns, about=about)
+        return Verdict(stuck.ranks, judge(Snapshot(views), stuck), self._now_ns, about=about)
 
     def _look_for_stall(
-        self, states: Sequence[str], there: list[int], calm_s: float, now_ns: int
+        self, states: Sequence[str], there: list[int], calm_s: float
     ) -> Verdict | None:
         """Returns an unproven verdict on ranks that all wait without progress."""
         if calm_s < STALL_S or calm_s < (
             patience_s := STALL_S + self._records.builder.open_bytes / STALL_BYTES_PER_S
         ):
             return None
-        snapshot = self._build(states, now_ns)
+        snapshot = self._build(states)
         if any(snapshot.ranks[rank].state != "blocked" for rank in there):
             return None
-        return self._judge_stall(snapshot.settle(), tuple(there), patience_s, now_ns)
+        return self._judge_stall(snapshot.settle(), tuple(there), patience_s)
 
-    def _calm_for(self, there: list[int], now_s: float) -> float:
+    def _calm_for(self, there: list[int]) -> float:
         """Returns the time for which ranks have used little CPU time, or 0 if any is not asleep."""
         used_s = [_idle_cpu_s(self._records.process(rank)[0] or 0) for rank in there]
+        now_s = self._now_s
         since_s, before_s = self._calm or (now_s, used_s)
         idle_s = _IDLE_S + _IDLE_SHARE * (now_s - since_s)
         if (
@@ -407,7 +395,7 @@ class Watcher:
         return now_s - since_s
 
     def _judge_stall(
-        self, snapshot: Snapshot, blocked: tuple[int, ...], patience_s: float, now_ns: int
+        self, snapshot: Snapshot, blocked: tuple[int, ...], patience_s: float
     ) -> Verdict:
         """Returns a verdict under the assumption that no message is in flight."""
         stuck = analyse(snapshot)
@@ -416,7 +404,10 @@ class Watcher:
             first, *others = diagnosis.findings
             first = replace(first, hint=f"{first.hint}\n{_NOT_PROVED.format(patience_s)}".strip())
             return Verdict(
-                stuck.ranks, replace(diagnosis, findings=(first, *others)), now_ns, proved=False
+                stuck.ranks,
+                replace(diagnosis, findings=(first, *others)),
+                self._now_ns,
+                proved=False,
             )
         operations = tuple(
             one.operation for rank in blocked for one in snapshot.ranks[rank].awaited
@@ -433,7 +424,7 @@ class Watcher:
         diagnosis = Diagnosis(
             (finding,), self._size, states=tuple(view.state for view in snapshot.ranks)
         )
-        return Verdict(blocked, diagnosis, now_ns, proved=False)
+        return Verdict(blocked, diagnosis, self._now_ns, proved=False)
 
 
 def _name(operation: Operation) -> tuple[int, str]:

@@ -32,7 +32,7 @@ from torch.distributed import distributed_c10d
 
 from ringsim.diagnose.failure import call_to_end
 from ringsim.errors import ArgumentError, RingError, StartsRanks
-from ringsim.state import OUR_THREADS
+from ringsim.state import start_thread
 
 # Modules for recording are imported on use, because a rank's data loaders also load this module.
 
@@ -64,10 +64,7 @@ def enter_rank(directory: Path, end: Callable[[RingError], None]) -> None:
 
     def on_start() -> tuple[Any, ...]:
         if not listener:
-            listener.append(
-                threading.Thread(target=listen, name=f"{OUR_THREADS}children", daemon=True)
-            )
-            listener[0].start()
+            listener.append(start_thread("children", listen))
         return _make_refusal, directory, os.getpid(), dist.is_initialized()
 
     _follow_processes(on_start)

@@ -484,16 +484,14 @@ def build_on_torch(
         undo.callback(destroy_group, dist.group.WORLD)
     builds_default = not dist.is_initialized()
     if builds_default:
-        rendezvous = meet(
-            wanted.head_ip, wanted.port, rank, world_size, card, timeout_s, listen_socket
-        )
+        rendezvous = meet(wanted.head_ip, wanted.port, rank, card, timeout_s, listen_socket)
     else:
-        rendezvous = meet_over(_store_of_default_group(wanted), rank, world_size, card, timeout_s)
+        rendezvous = meet_over(_store_of_default_group(wanted), rank, card, timeout_s)
     undo.callback(leave, rendezvous, timeout_s)
     ranks = next(ring for ring in rendezvous.rings if rank in ring)
     with finishing(rendezvous, timeout_s):
         if builds_default:
-            undo.callback(build_default_group(rendezvous, rank, world_size, backend, timeout))
+            undo.callback(build_default_group(rendezvous, backend, timeout))
             undo.callback(destroy_group, dist.group.WORLD)
         groups = build_pair_groups(
             rank, ranks, rendezvous.rings, rendezvous.roll.store, backend, timeout

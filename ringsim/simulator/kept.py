@@ -30,7 +30,8 @@ from ringsim.comm.torch_hooks import make_get_group_rank, put
 from ringsim.launch.job import Job, show_lines
 from ringsim.launch.namespace import Namespace
 from ringsim.launch.process import Process
-from ringsim.launch.rank import load_job, name_process
+from ringsim.launch.rank import load_job
+from ringsim.launch.system import name_process
 from ringsim.simulator.rank import SimulatedRank
 from ringsim.simulator.settings import Settings
 from ringsim.simulator.simulation import Outcome, Simulation, begin

@@ -19,7 +19,7 @@ from pathlib import Path
 from ringsim.comm.torch_private import OF_TORCH
 from ringsim.launch.threads import waits_without_end
 from ringsim.simulator.clock import Clock, Rank
-from ringsim.state import OUR_THREADS
+from ringsim.state import OUR_THREADS, start_thread
 from ringsim.traces.frames import current_frames
 from ringsim.traces.sites import PYTHON
 
@@ -30,7 +30,7 @@ _ASLEEP_S = 4.0
 def watch(clock: Clock) -> Callable[[], None]:
     """Starts watching a clock's ranks, and returns a function that stops watching."""
     over = threading.Event()
-    threading.Thread(target=_look, args=(clock, over), name="ringsim-watchdog", daemon=True).start()
+    start_thread("watchdog", _look, clock, over)
     return over.set
 
 
