@@ -62,8 +62,8 @@ MUTATIONS = {
     ),
     "check of the ring": Mutation(
         "ringsim/check/examination.py",
-        "        if found != number:",
-        "        if found < number:",
+        "        if len(self.events) != number:",
+        "        if len(self.events) < number:",
         "test_check_messages.py",
     ),
     "recorder": Mutation(

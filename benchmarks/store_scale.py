@@ -298,7 +298,7 @@ def main() -> None:
             clients = [Client(store, clock, rank) for rank in range(size)]
             for client in clients:
                 client.begin(worker(client, size, *how))
-            clock.run([])
+            clock.run([], lambda _: None)
             last_s, bound_s = (
                 max(client.now_s for client in clients),
                 least_s(store, name.split(",")[0], size),

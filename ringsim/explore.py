@@ -37,7 +37,13 @@ from ringsim.ring.packing import pack_worker
 from ringsim.ring.ring import current_ring
 from ringsim.schedules import SCHEDULE_NAMES, find_num_chunks
 from ringsim.schedules.costs import Costs
-from ringsim.schedules.generation import plan_jobs, plan_steps, steady_use, time_generation
+from ringsim.schedules.generation import (
+    order_posts,
+    plan_jobs,
+    plan_steps,
+    steady_use,
+    time_generation,
+)
 from ringsim.schedules.programs import SEMANTICS
 from ringsim.simulator.api import check_settings, simulate
 from ringsim.simulator.schedules import simulate_schedule
@@ -89,27 +95,17 @@ def schedule() -> Explorer:
     return Explorer("pipeline schedules", _schedules, choices)
 
 
-def _schedules(
-    left: str,
-    right: str,
-    ranks: int,
-    microbatches: int,
-    backward: float,
-    latency: float,
-    last: float,
-    messages: str,
-) -> Frame:
+def _schedules(left: str, right: str, **settings: Any) -> Frame:
     held = "activations held, by rank"
     rows: list[tuple[str, ...]] = [
         ("schedule", "step", "closed form", "bubble", "closed form", held)
     ]
     traces = []
-    for letter, name in zip("AB", (left, right), strict=True):
-        if name == _NONE:
-            continue
-        row, trace = _one_schedule(name, ranks, microbatches, backward, latency, last, messages)
-        rows.append((f"{letter} {name}", *row))
-        traces.append(trace)
+    for letter, name in (("A", left), ("B", right)):
+        if name != _NONE:
+            row, trace = _one_schedule(name, **settings)
+            rows.append((f"{letter} {name}", *row))
+            traces.append(trace)
     return Frame((), tuple(traces), tuple(rows))
 
 
@@ -346,17 +342,15 @@ def _generate(batches: int, tokens: int, together: bool, prefill_s: float) -> No
     ring = current_ring()
     output, space = torch.zeros(1), torch.zeros(1)
     for step in plan_steps(ring.rank, ring.world_size, plan_jobs(batches, batches, tokens), tokens):
-        posts: list[Callable[[], Any]] = []
-        if step.send is not None:
-            posts.append(lambda: dist.isend(output, ring.succ, group=ring.succ_group))
-        if step.receive is not None:
-            posts.append(lambda: dist.irecv(space, ring.pred, group=ring.pred_group))
-        if together:
-            for work in [post() for post in posts]:
+        for posts in order_posts(step, ring.rank, together):
+            works: list[Any] = [
+                dist.isend(output, ring.succ, group=ring.succ_group)
+                if sends
+                else dist.irecv(space, ring.pred, group=ring.pred_group)
+                for sends in posts
+            ]
+            for work in works:
                 work.wait()
-        else:
-            for post in posts if ring.rank else reversed(posts):  # stage 0 receives first
-                post().wait()
         if step.compute is not None:
             with ringsim.span(step.compute.name, stage=ring.rank, microbatch=step.compute.batch):
                 ringsim.compute(_MS if step.compute.token else prefill_s)
@@ -389,10 +383,8 @@ def deadlock() -> Explorer:
     return Explorer("order of sends and receives", _in_order, choices)
 
 
-def _in_order(
-    rank_0: str, rank_1: str, rank_2: str, rank_3: str, size: int, semantics: str
-) -> Frame:
-    orders, size_bytes = [rank_0, rank_1, rank_2, rank_3], 1024 * size
+def _in_order(size: int, semantics: str, **ranks: str) -> Frame:
+    orders, size_bytes = [*ranks.values()], 1024 * size
     kind = f"buffered({_EAGER_BYTES})" if semantics.startswith("eager") else semantics
     eager = kind != semantics and size_bytes <= _EAGER_BYTES
     reason = "one rank must differ from the rest."

@@ -107,6 +107,9 @@ class Link:
         return self.alpha_s + self.beta_s_per_byte * size_bytes
 
 
+GivenLinks = Link | Mapping[tuple[int, int], Link]  # for all pairs of ranks, or for each (src, dst)
+
+
 def check_link(name: str, value: object) -> None:
     """Checks that an argument is a link.
 

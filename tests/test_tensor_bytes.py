@@ -186,6 +186,21 @@ def test_a_part_of_a_trace_is_drawn_with_its_counts() -> None:
     assert panel.texts[0].get_text().startswith("rank 1: ")
 
 
+def test_between_two_blocks_the_picture_has_a_gap() -> None:
+    def two_blocks() -> None:
+        for _ in range(2):
+            with ringsim.memory(make_model("meta")):
+                ringsim.compute(1.0)
+            ringsim.compute(2.0)
+
+    trace = ringsim.simulate(two_blocks, world_size=1, link=LINK)
+    assert trace.memory()["time_ns"].tolist() == [0, 1e9, 3e9, 4e9]
+    (panel,) = trace.plot_memory().child_axes
+    paths = [path for drawn in panel.collections for path in drawn.get_paths()]
+    times = {(path.vertices[:, 0].min(), path.vertices[:, 0].max()) for path in paths}
+    assert times == {(0, 1), (3, 4)}, "seconds"
+
+
 def test_without_counts_there_is_nothing_to_draw() -> None:
     with pytest.raises(ArgumentError, match="contains no counts of bytes"):
         ringsim.simulate(lambda: None, world_size=1, link=LINK).plot_memory()

@@ -26,28 +26,38 @@ _RAISED_HINT = (
     "pass, and pass that same x to the stage, not a copy. The first stage receives no activation "
     "and sends no gradient; the last stage sends no activation and receives no gradient."
 )
-_HINTS = {
+# a reason and a hint for each verdict on a gradient
+_COMPLAINTS = {
     "missing": (
+        "Stage {who} has no gradient for its parameter {row.parameter} after a step with "
+        "{batches}.",
         "A stage gets its gradient from the next stage: call recv_gradient, and then "
-        "y.backward(grad) with the y that you sent. Keep x and y of every microbatch until then."
+        "y.backward(grad) with the y that you sent. Keep x and y of every microbatch until then.",
     ),
     "scaled": (
+        "The gradients of stage {who} are {row.scale:.4g} times as large as in a single process "
+        "after a step with {batches}.",
         "The loss of a step is the mean over microbatches: divide each loss by the number of "
-        "microbatches before you call backward()."
+        "microbatches before you call backward().",
     ),
     "different": (
+        "Stage {who} and a single process have different gradients for {row.parameter} after a "
+        "step with {batches}: the difference is {row.difference:.2g}.",
         "Check which tensors you combine: the gradient of microbatch i goes with the x and the y "
         "of microbatch i. Each parameter accumulates the gradients of all microbatches, so do not "
-        "reset the gradients in between."
+        "reset the gradients in between.",
     ),
     "zeros": (
+        "Stage {who} has a gradient of zeros for its parameter {row.parameter} after a step with "
+        "{batches}.",
         "A stage received a gradient of zeros. Zeros are sent if x.grad is None: call "
         "x.requires_grad_() before the forward pass, and pass that same x to the stage, not a "
-        "copy."
+        "copy.",
     ),
     "unexpected": (
+        "Stage {who} has a gradient for {row.parameter}, which belongs to another stage.",
         "This rank has a gradient for a layer that belongs to another stage. Call only stage(x), "
-        "and no other part of the model."
+        "and no other part of the model.",
     ),
 }
 _SMALL_HINT = (
@@ -92,7 +102,7 @@ def _judge(examination: Examination) -> str:
         for index, num_microbatches in enumerate(steps):
             _judge_step(trace, index, num_microbatches)
     examination.judge_content(
-        lambda blank: _judge_step(blank, 0, 2), _steps_on_rank, 2, draw.randrange(10**9), [2]
+        lambda blank: _judge_step(blank, 0, 2), _steps_on_rank, draw.randrange(10**9), [2]
     )
     examination.trace = traces[0]
     return (
@@ -132,30 +142,8 @@ def _judge_step(trace: Trace, index: int, num_microbatches: int) -> None:
         return
     rank = min(wrong, key=lambda rank: (rows[rank].verdict != "missing", rank))
     row = rows[rank]
-    name = row.parameter
+    reason, hint = _COMPLAINTS[row.verdict]
+    if row.verdict == "scaled" and row.scale < 1:
+        hint = _SMALL_HINT
     who, batches = f"{rank} of {trace.world_size}", count(num_microbatches, "microbatch")
-    hint = _HINTS[row.verdict]
-    if row.verdict == "missing":
-        reason = (
-            f"Stage {who} has no gradient for its parameter {name} after a step with {batches}."
-        )
-    elif row.verdict == "zeros":
-        reason = (
-            f"Stage {who} has a gradient of zeros for its parameter {name} after a step with "
-            f"{batches}."
-        )
-    elif row.verdict == "unexpected":
-        reason = f"Stage {who} has a gradient for {name}, which belongs to another stage."
-    elif row.verdict == "scaled":
-        reason = (
-            f"The gradients of stage {who} are {row.scale:.4g} times as large as in a single "
-            f"process after a step with {batches}."
-        )
-        if row.scale < 1:
-            hint = _SMALL_HINT
-    else:
-        reason = (
-            f"Stage {who} and a single process have different gradients for {name} after a step "
-            f"with {batches}: the difference is {row.difference:.2g}."
-        )
-    raise Wrong(reason, hint)
+    raise Wrong(reason.format(who=who, row=row, batches=batches), hint)

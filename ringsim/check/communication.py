@@ -6,6 +6,8 @@ import inspect
 import random
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ringsim.check.examination import (
     ALONE_HINT,
     RAISED_HINT,
@@ -265,19 +267,17 @@ def _judge_calls(
 
 def _judge_spans(trace: Trace, names: list[str]) -> None:
     """Raises ``Wrong`` unless each call is in its own span, and the decorator sends nothing."""
-    events, size = list(trace), trace.world_size
-    for rank in range(size):
-        who = f"Rank {rank} of {size}"
+    events = list(trace)
+    for rank in range(trace.world_size):
+        who = f"Rank {rank} of {trace.world_size}"
         own = [event for event in events if event.rank == rank]
         spans = [event for event in own if event.kind == "span" and event.label is not None]
         found = [span.label for span in spans]
         operations = [event for event in own if event.kind in ("send", "recv", "collective")]
-        strange = [event.op for event in operations if event.op != "all_reduce"]
-        if strange or len(operations) != 3:
-            reason = (
-                f"{who} called {strange[0] if strange else 'all_reduce'} in the decorator, which "
-                "must not communicate."
-            )
+        ops = [event.op for event in operations]
+        if ops != ["all_reduce"] * 3:
+            strange, *_ = [op for op in ops if op != "all_reduce"] or ["all_reduce"]
+            reason = f"{who} called {strange} in the decorator, which must not communicate."
             hint = (
                 "Do not synchronise: a decorator that makes ranks wait for each other changes the "
                 "program that it measures."
@@ -336,7 +336,7 @@ def _judge_chunks(examination: Examination) -> str:
         runs[world_size] = _judge_bytes(trace, length * _ITEM_BYTES), trace
         _judge_sums(trace, length)
     sent, largest = runs[max(sizes)]
-    examination.judge_content(lambda blank: _judge_sums(blank, 4), _reduce_on_rank, 2, 4, secret)
+    examination.judge_content(lambda blank: _judge_sums(blank, 4), _reduce_on_rank, 4, secret)
     examination.trace = largest
     return f"Right in rings of {listed(sizes)} ranks; in the largest, each rank sent {sent}."
 
@@ -365,17 +365,16 @@ def _judge_bytes(trace: Trace, size_bytes: int) -> str:
     for side in sides(trace):
         found = int(events.size_bytes[side.events].clip(min=0).sum())
         if found != due:
-            messages = count(len(side.events), "message")
-            amount = f"{found} in {messages}" if len(side.events) else "none"
-            reason = f"{side.who} must {side.verb} {formula}, but {side.done} {amount}."
-            raise Wrong(reason, hints.get(found, _BYTES_HINT))
+            number = len(side.events)
+            amount = number and f"{found} in {count(number, 'message')}"
+            raise side.wrong(formula, amount, hints.get(found, _BYTES_HINT))
     judge_unmatched(trace)
     return formula
 
 
 def _judge_sums(trace: Trace, length: int) -> None:
     size = trace.world_size
-    due = [sum(column) for column in zip(*(numbers for numbers, _ in trace.results), strict=True)]
+    due = np.sum([numbers for numbers, _ in trace.results], axis=0).tolist()
     for rank, (numbers, answer) in enumerate(trace.results):
         if answer == due:
             continue

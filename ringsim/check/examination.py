@@ -26,10 +26,12 @@ from ringsim.launch.api import make_kind
 from ringsim.launch.job import pack_call
 from ringsim.launch.run import RunOptions, run
 from ringsim.launch.system import look_at
+from ringsim.ring.pairs import pair_name
 from ringsim.traces.events import RECV, SEND, Ints
 from ringsim.traces.findings import Diagnosis
 from ringsim.traces.looks import LOOKS, readable_ink
-from ringsim.traces.units import count
+from ringsim.traces.sites import RINGSIM
+from ringsim.traces.units import capitalise, count
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
@@ -42,8 +44,6 @@ CPU_S = 20.0  # CPU time of all ranks together: right answers take less than a t
 ASLEEP_S = 20.0  # time in which all ranks sleep and none waits for a core
 # for all runs of a check together, on any machine, without the time to kill ranks and to draw
 LIMIT_S = 120.0
-# frames in ringsim itself do not help a student
-_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 _FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in \S+\n\s+(?P<source>.+)')
 ALONE_HINT = (
     "A ring of one rank has no groups (both are None) and no rank to send to: "
@@ -71,11 +71,11 @@ _SIGNS = {
     "undecided": ("?", LOOKS["undecided"].light),
 }
 _MOTIONS = {
-    "send": ("sent to", "go to", "successor", "predecessor"),
-    "recv": ("received from", "come from", "predecessor", "successor"),
+    "send": ("sent to", "go to", "successor", "predecessor", 1),
+    "recv": ("received from", "come from", "predecessor", "successor", -1),
 }
 Answer = Callable[..., Any]  # a student's function
-Counted = tuple[str, str]  # a thing that is sent or received, and its direction
+Numbers = tuple[tuple[int, ...], list[float]]  # the shape and the numbers of a tensor
 VOCABULARY = 11
 WIDTH = 6
 
@@ -311,7 +311,7 @@ class Examination:
                 raise _unended(world_size, effort) from None
             raise self.failed(error, world_size, hint) from None
         for leak in find_leaks(trace):
-            raise Wrong(leak.message[:1].upper() + leak.message[1:], leak.hint)
+            raise Wrong(capitalise(leak.message), leak.hint)
         if things:
             judge_way(trace, things)
         return trace
@@ -320,16 +320,15 @@ class Examination:
         self,
         judge: Callable[[Trace], None],
         on_rank: Answer,
-        world_size: int,
         *args: Any,
     ) -> None:
-        """Runs the answer again with messages that contain only zeros.
+        """Runs the answer again on 2 ranks, with messages that contain only zeros.
 
         Raises ``Wrong`` if the answer is still right.
         """
         judged = self.trace
         try:
-            judge(self.run(_on_blank_rank, world_size, on_rank, *args))
+            judge(self.run(_on_blank_rank, 2, on_rank, *args))
         except Wrong as wrong:
             if wrong.undecided:
                 raise
@@ -337,10 +336,10 @@ class Examination:
             return
         self.trace = None  # it would look right
         raise Wrong(
-            f"With {count(world_size, 'rank')}, your answer is the same even if every message "
-            "contains only zeros, so your numbers bypass the messages.",
+            "With 2 ranks, your answer is the same even if every message contains only zeros, so "
+            "your numbers bypass the messages.",
             "A rank may learn about the other ranks only from the messages that it receives.",
-            world_size=world_size,
+            world_size=2,
         )
 
     def ask(
@@ -366,15 +365,14 @@ class Examination:
         text = str(error)
         first = text.splitlines()[0].rstrip(".")
         own_file = getattr(getattr(self.function, "__code__", None), "co_filename", None)
-        frames = [
-            frame for frame in _FRAME.finditer(text) if not frame["file"].startswith(_PACKAGE)
-        ]
+        # frames in ringsim itself do not help a student
+        frames = [frame for frame in _FRAME.finditer(text) if not frame["file"].startswith(RINGSIM)]
         theirs = [frame for frame in frames if frame["file"] == own_file] or frames
         where = f" (line {theirs[-1]['line']}: {shown(theirs[-1]['source'])})" if theirs else ""
         never_ran = isinstance(error, RendezvousFailed) or (
             type(error) is RingError and error.trace is None
         )
-        reason = f"{first[:1].upper()}{first[1:]}{where}."
+        reason = f"{capitalise(first)}{where}."
         return Wrong(
             reason,
             "" if never_ran else hint or _ERROR_HINT,
@@ -385,7 +383,7 @@ class Examination:
 
 def examine(
     name: str,
-    function: object,
+    function: Any,
     judge: Callable[[Examination], str],
     seed: int | None,
 ) -> CheckResult:
@@ -395,13 +393,11 @@ def examine(
     shows the examination's trace.
     """
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
-    if not callable(function):
-        hint = f"Pass the function itself, check.{name}(my_function), not its result."
-        return CheckResult(
-            name, False, f"Your answer must be a function, got {shown(function)}.", hint, seed
-        )
     examination = Examination(function, seed)
     try:
+        if not callable(function):
+            hint = f"Pass the function itself, check.{name}(my_function), not its result."
+            raise Wrong(f"Your answer must be a function, got {shown(function)}.", hint)
         sentence = judge(examination)
     except Wrong as wrong:
         result = Undecided if wrong.undecided else CheckResult
@@ -436,12 +432,12 @@ def _answer_on_rank(
         code, caller = frame.f_code, frame.f_back
         if (
             event != "call"
-            or not code.co_filename.startswith(_PACKAGE)
+            or not code.co_filename.startswith(RINGSIM)
             or code.co_name.startswith(("_", "<"))
         ):
             return
         if code is getattr(function, "__code__", None) or (
-            caller is not None and not caller.f_code.co_filename.startswith(_PACKAGE)
+            caller is not None and not caller.f_code.co_filename.startswith(RINGSIM)
         ):
             called.append(code.co_qualname)
 
@@ -511,7 +507,7 @@ def plain_number(answer: Any) -> float | str:
         return shown(answer)
 
 
-def plain_tensor(answer: Any) -> tuple[tuple[int, ...], list[float]] | str:
+def plain_tensor(answer: Any) -> Numbers | str:
     """Returns a tensor's shape and numbers, or a short text for other answers."""
     import torch  # here, so that a process that only starts ranks does not load it
 
@@ -571,11 +567,9 @@ def judge_way(trace: Trace, things: str) -> None:
                 f"You need only sends and recvs: pass {things} on to your successor, and use the "
                 f"{things} that arrive.",
             )
-        pred, succ = (rank - 1) % size, (rank + 1) % size
-        verb, motion, role, opposite = _MOTIONS[event.kind]
-        due, other, edge = succ, pred, f"ring:{rank}>{succ}"
-        if event.kind == "recv":
-            due, other, edge = pred, succ, f"ring:{pred}>{rank}"
+        verb, motion, role, opposite, step = _MOTIONS[event.kind]
+        due, other = (rank + step) % size, (rank - step) % size
+        edge = pair_name((rank, due) if event.kind == "send" else (due, rank))
         if peer != due:
             found = "any rank" if peer is None else f"rank {peer}"
             if peer == other:
@@ -600,49 +594,68 @@ class Side(NamedTuple):
     Attributes:
         rank: the rank.
         who: the rank in words, with the number of ranks.
-        kind: SEND or RECV.
+        is_send: whether the operations are sends.
         verb: the verb "send" or "receive".
         done: the verb in the past tense.
+        to: the direction, such as "to its successor".
         peer: the successor or the predecessor.
         events: the indices of the operations, ascending.
     """
 
     rank: int
     who: str
-    kind: int
+    is_send: bool
     verb: str
     done: str
+    to: str
     peer: int
     events: Ints
+
+    def judge(self, number: int, what: str, hint: str) -> None:
+        """Raises ``Wrong`` unless there are ``number`` operations, which ``what`` describes."""
+        if len(self.events) != number:
+            raise self.wrong(what, len(self.events), hint)
+
+    def wrong(self, due: str, found: object, hint: str) -> Wrong:
+        """Returns the verdict for a rank that sent or received something else than it must."""
+        return Wrong(f"{self.who} must {self.verb} {due}, but {self.done} {found or 'none'}.", hint)
 
 
 def sides(trace: Trace) -> Iterator[Side]:
     """Yields the sends and then the recvs of each rank."""
     events, size = trace.events, trace.world_size
-    ways = ((SEND, "send", "sent", 1), (RECV, "receive", "received", -1))
     for rank in range(size):
         who = f"Rank {rank} of {size}"
-        for kind, verb, done, step in ways:
-            found = np.flatnonzero((events.rank == rank) & (events.kind == kind))
-            yield Side(rank, who, kind, verb, done, (rank + step) % size, found)
+        sent, received = (
+            np.flatnonzero((events.rank == rank) & (events.kind == kind)) for kind in (SEND, RECV)
+        )
+        pred, succ = (rank - 1) % size, (rank + 1) % size
+        yield Side(rank, who, True, "send", "sent", "to its successor", succ, sent)
+        yield Side(rank, who, False, "receive", "received", "from its predecessor", pred, received)
 
 
-def judge_counts(
-    trace: Trace, due: Sequence[tuple[int, int]], sent: Counted, received: Counted, hint: str
+def judge_rings(
+    examination: Examination,
+    on_rank: Answer,
+    things: str,
+    sizes: Iterable[int],
+    judge_side: Callable[[Trace, Side], None],
+    judge_results: Callable[[Trace], None],
+    hint: str = RAISED_HINT,
 ) -> None:
-    """Raises ``Wrong`` unless every rank has the right number of sends and recvs, all matched.
+    """Judges an answer that passes things around rings of several sizes.
 
-    ``sent`` and ``received`` each hold the singular name of the thing and the words that follow it.
+    ``judge_side`` judges the sends and the recvs of each rank, and ``judge_results`` the results,
+    which must depend on the content of the messages.
     """
-    for side in sides(trace):
-        is_recv = side.kind == RECV
-        thing, whither = received if is_recv else sent
-        number, found = due[side.rank][is_recv], len(side.events)
-        if found != number:
-            what = f"{count(number, thing)}{whither}"
-            reason = f"{side.who} must {side.verb} {what}, but {side.done} {found or 'none'}."
-            raise Wrong(reason, hint)
-    judge_unmatched(trace)
+    for world_size in sizes:
+        secret = examination.random.randrange(10**9)
+        trace = examination.run(on_rank, world_size, secret, things=things, hint=hint)
+        for side in sides(trace):
+            judge_side(trace, side)
+        judge_unmatched(trace)
+        judge_results(trace)
+    examination.judge_content(judge_results, on_rank, secret)
 
 
 def judge_rounds(
@@ -650,25 +663,22 @@ def judge_rounds(
     on_rank: Answer,
     thing: str,
     hint: str,
-    judge: Callable[[Trace], None],
+    judge_results: Callable[[Trace], None],
 ) -> str:
-    """Judges an answer that passes things around rings of several sizes, once around each ring.
+    """Judges an answer that passes things once around rings of several sizes.
 
-    Every rank must send N - 1 things to its successor and receive as many from its predecessor, and
-    ``judge`` judges the results.
+    Every rank must send N - 1 things to its successor and receive as many from its predecessor.
 
     Returns:
         The sizes, for use in a sentence.
     """
-    draw = examination.random
-    sizes = [3, 2, draw.choice([4, 5, 6]), 1]
-    sent, received = (thing, " to its successor"), (thing, " from its predecessor")
-    for world_size in sizes:
-        secret = draw.randrange(10**9)
-        trace = examination.run(on_rank, world_size, secret, things=f"{thing}s", hint=RAISED_HINT)
-        judge_counts(trace, [(world_size - 1, world_size - 1)] * world_size, sent, received, hint)
-        judge(trace)
-    examination.judge_content(judge, on_rank, 2, secret)
+
+    def judge_side(trace: Trace, side: Side) -> None:
+        number = trace.world_size - 1
+        side.judge(number, f"{count(number, thing)} {side.to}", hint)
+
+    sizes = [3, 2, examination.random.choice([4, 5, 6]), 1]
+    judge_rings(examination, on_rank, f"{thing}s", sizes, judge_side, judge_results)
     return f"in rings of {listed(sizes)} ranks"
 
 

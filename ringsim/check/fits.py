@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import statistics
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,9 +72,9 @@ def alphabeta(function: Answer, *, seed: int | None = None) -> CheckResult:
 
 
 def _judge(examination: Examination) -> str:
-    made_up = [_make_up(examination.random) for _ in range(LINKS)]
+    data = [_make_up(examination.random) for _ in range(LINKS)]
     trace = examination.run(_messages_on_rank, 2)
-    data = [*made_up, _measured(trace)]
+    data.append(_measured(trace))
     asked = [(each.sizes_bytes, each.times_s) for each in data]
     close = False
     answers = examination.ask(asked, _read_line, hint=_RAISED_HINT)
@@ -120,15 +118,14 @@ def _messages_on_rank(_function: Answer) -> None:
     from ringsim.ring import current_ring
 
     ring = current_ring()
+    calls = [(dist.send, ring.succ_group), (dist.recv, ring.pred_group)]
+    if ring.rank == 1:
+        calls.reverse()
     for size in SIZES:
         tensor = torch.zeros(size, dtype=torch.uint8)
         for _ in range(REPEATS + 1):
-            if ring.rank == 0:
-                dist.send(tensor, 1, group=ring.succ_group)
-                dist.recv(tensor, 1, group=ring.pred_group)
-            else:
-                dist.recv(tensor, 0, group=ring.pred_group)
-                dist.send(tensor, 0, group=ring.succ_group)
+            for call, group in calls:
+                call(tensor, ring.succ, group=group)
 
 
 def _measured(trace: Trace) -> Data:
@@ -171,20 +168,18 @@ def _judge_numbers(link: Link, answer: Link) -> None:
 def _judge_line(data: Data, answer: Link, trace: Trace) -> bool:
     """Raises ``Wrong`` if a line is far from the medians; returns False if all lines would be."""
     medians_s = np.median(data.times_s.reshape(len(SIZES), -1), axis=1)
-    medians: dict[int, float] = dict(zip(SIZES, medians_s.tolist(), strict=True))
-    reference = fit_link(SIZES, medians_s)
 
-    def miss(link: Link) -> float:
-        return statistics.median(
-            abs(link.time_s(size) / time_s - 1) for size, time_s in medians.items()
-        )
+    def find_misses(link: Link) -> Ints:
+        return np.abs([link.time_s(size) for size in SIZES] / medians_s - 1)
 
-    falls = any(after < 0.9 * before for before, after in pairwise(medians.values()))
-    if falls or miss(reference) > TOLERANCE / 2:
+    falls = (medians_s[1:] < 0.9 * medians_s[:-1]).any()
+    if falls or np.median(find_misses(fit_link(SIZES, medians_s))) > TOLERANCE / 2:
         return False
-    if miss(answer) > TOLERANCE:
-        size, time_s = max(medians.items(), key=lambda one: abs(answer.time_s(one[0]) / one[1] - 1))
-        says, took = answer.time_s(size) * 1e6, time_s * 1e6
+    misses = find_misses(answer)
+    if np.median(misses) > TOLERANCE:
+        worst = misses.argmax()
+        size, took = SIZES[worst], medians_s[worst] * 1e6
+        says = answer.time_s(size) * 1e6
         reason = (
             f"Between two real ranks, a message of {bytes_text(size)} took a median of {took:.3g} "
             f"µs, but your line gives {says:.3g} µs."

@@ -88,38 +88,36 @@ def _judge_sums(numbers: Sequence[int], trace: Trace) -> None:
     due = [sum(numbers[rank::size]) for rank in range(size)]
     if results == due:
         return
-
-    def wrong(reason: str, hint: str = _WHOLE_HINT) -> Wrong:
-        return Wrong(reason, hint)
-
     rank = next(rank for rank in range(size) if results[rank] != due[rank])
     got, who = results[rank], f"Rank {rank} of {size}"
     if isinstance(got, str):
-        raise wrong(
+        raise Wrong(
             f"{who} must return the sum of its share, {due[rank]}, but returned {got}.",
             "Return the sum on every rank.",
         )
     if size > 1 and results == [sum(numbers)] * size:
-        raise wrong(
-            "Every rank added up all the numbers, but should have added up only its own share."
-        )
+        reason = "Every rank added up all the numbers, but should have added up only its own share."
+        raise Wrong(reason, _WHOLE_HINT)
     if size > 1 and len(set(results)) == 1:
-        raise wrong(
+        raise Wrong(
             f"All {size} ranks returned {shown(got)}, but each should have returned the sum of "
-            "its own share."
+            "its own share.",
+            _WHOLE_HINT,
         )
     if got in due:
-        raise wrong(
+        raise Wrong(
             f"{who} returned the share of rank {due.index(got)}.",
             "Count shares from 0, like ranks and list indices.",
         )
     for step in range(1, len(numbers)):
         if step != size and got == sum(numbers[rank::step]):
-            raise wrong(
+            raise Wrong(
                 f"{who} took every {_nth(step)} number, but should have taken every {_nth(size)}, "
-                f"because there are {size} ranks."
+                f"because there are {size} ranks.",
+                _WHOLE_HINT,
             )
-    raise wrong(f"{who} must return the sum of its share, {due[rank]}, but returned {shown(got)}.")
+    reason = f"{who} must return the sum of its share, {due[rank]}, but returned {shown(got)}."
+    raise Wrong(reason, _WHOLE_HINT)
 
 
 def _judge_spans(trace: Trace) -> None:
@@ -134,9 +132,9 @@ def _judge_spans(trace: Trace) -> None:
                 f'{who} must record one span named "{SPAN_NAME}", but recorded {len(spans)}.',
                 hint,
             )
-        seq, done_ns = spans[0].seq, spans[0].done_ns
+        (span,) = spans
         reads = [event for event in own if event.kind == "mark" and event.label == _READ]
-        if not any(read.seq > seq and read.post_ns <= (done_ns or 0) for read in reads):
+        if not any(read.seq > span.seq and read.post_ns <= (span.done_ns or 0) for read in reads):
             raise Wrong(
                 f'{who} took no number inside its span named "{SPAN_NAME}": the work is outside '
                 "the span.",

@@ -12,9 +12,10 @@ from ringsim.check.examination import (
     Answer,
     CheckResult,
     Examination,
+    Side,
     Wrong,
     examine,
-    judge_counts,
+    judge_rings,
     listed,
     plain_number,
     shown,
@@ -63,19 +64,8 @@ def token_ring(function: Answer, *, seed: int | None = None) -> CheckResult:
 def _judge(examination: Examination) -> str:
     draw = examination.random
     sizes = [3, 2, draw.choice([4, 5])]
-    for world_size in sizes:
-        secret = draw.randrange(10**9)
-        trace = examination.run(
-            _generate_on_rank,
-            world_size,
-            secret,
-            things="outputs",
-            hint=f"{_COUNT_HINT} {RAISED_HINT}",
-        )
-        due = [_count_messages(rank, world_size) for rank in range(world_size)]
-        judge_counts(trace, due, ("output", ""), ("input", ""), _COUNT_HINT)
-        _judge_tokens(trace)
-    examination.judge_content(_judge_tokens, _generate_on_rank, 2, secret)
+    hint = f"{_COUNT_HINT} {RAISED_HINT}"
+    judge_rings(examination, _generate_on_rank, "outputs", sizes, _judge_side, _judge_tokens, hint)
     return f"Right in rings of {listed(sizes)} ranks: no ring gets stuck, and every token is right."
 
 
@@ -105,11 +95,12 @@ def _work(x: Any, number: int) -> Any:
     return (x * 31 + number) % VOCABULARY
 
 
-def _count_messages(rank: int, size: int) -> tuple[int, int]:
-    """Returns the planned numbers of outputs that a rank sends and inputs that it receives."""
-    steps = list(plan_steps(rank, size, plan_jobs(size, size, NUM_TOKENS), NUM_TOKENS))
-    sends = sum(step.send is not None for step in steps)
-    return sends, sum(step.receive is not None for step in steps)
+def _judge_side(trace: Trace, side: Side) -> None:
+    """Raises ``Wrong`` unless a rank sends, or receives, as many messages as planned."""
+    size = trace.world_size
+    steps = plan_steps(side.rank, size, plan_jobs(size, size, NUM_TOKENS), NUM_TOKENS)
+    number = sum((step.send if side.is_send else step.receive) is not None for step in steps)
+    side.judge(number, count(number, "output" if side.is_send else "input"), _COUNT_HINT)
 
 
 def _judge_tokens(trace: Trace) -> None:

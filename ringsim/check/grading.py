@@ -79,7 +79,7 @@ def take_apart(name: str, source: str) -> Exercise:
     try:
         body = ast.parse(TransformerManager().transform_cell(source)).body
     except SyntaxError:
-        return Exercise(name, "", source, "")
+        body = []
     calls = [call for call in map(_find_check, body) if call is not None]
     if not calls:
         return Exercise(name, "", source, "")
@@ -143,15 +143,15 @@ def grade(path: Path, *, seed: int | None = None, lesson: Path | None = None) ->
             "lesson."
         )
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
-    rows = {name: _row(exercise, {}) for name, exercise in calls.items()}
-    rows.update(_judge_all(notebook, calls, path.parent, seed))
-    points, of = (sum(row[column] for row in rows.values()) for column in ("points", "of"))
+    judged = dict(_judge_all(notebook, calls, path.parent, seed))
+    rows = [_row(exercise, judged.get(name, {})) for name, exercise in calls.items()]
+    points, of = (sum(row[column] for row in rows) for column in ("points", "of"))
     return {
         "notebook": path.name,
         "seed": seed,
         "points": points,
         "of": of,
-        "exercises": list(rows.values()),
+        "exercises": rows,
     }
 
 
@@ -171,7 +171,7 @@ def _row(exercise: Exercise, judged: dict[str, Any]) -> dict[str, Any]:
 def _judge_all(
     notebook: Any, calls: dict[str, Exercise], directory: Path, seed: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Runs the cells; yields a row for each exercise that it reaches."""
+    """Runs the cells; yields the verdict, as plain data, on each exercise that it reaches."""
     import nbformat
     from nbclient import NotebookClient
     from nbclient.exceptions import DeadKernelError
@@ -198,14 +198,10 @@ def _judge_all(
                 if exercise is None:
                     run(cell.source)
                 else:
-                    yield cell.id, _row(exercise, _judge(run, exercise, cell.source, seed))
+                    yield cell.id, _judge(run, exercise, cell.source, seed)
             except DeadKernelError:
-                if exercise is not None:
-                    died = "The kernel died in this cell."
-                    yield (
-                        cell.id,
-                        _row(exercise, {"reason": died, "hint": "Run the cell in Jupyter."}),
-                    )
+                died = "The kernel died in this cell."
+                yield cell.id, {"reason": died, "hint": "Run the cell in Jupyter."}
                 return
 
 

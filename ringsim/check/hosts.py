@@ -124,7 +124,7 @@ def _make_up(draw: random.Random, misleading: Sequence[str]) -> _Run:
     outer = [pair for pair in pairs if pair[0] != pair[1]]
     draw.shuffle(outer)
     slow = outer.pop()
-    decoys = {pair: "inner" for pair in pairs if pair[0] == pair[1]}
+    decoys = {(name, name): "inner" for name in names}
     decoys.update(zip(outer, misleading, strict=False))
     rows = [row for pair in pairs for row in _messages(draw, hosts, pair, slow, decoys.get(pair))]
     names_of_columns = ("rank", "op", "peer", "tag", "payload", "post_ns", "wait_ns", "done_ns")

@@ -52,15 +52,6 @@ class Case(NamedTuple):
     trains: bool
     inject: tuple[Injection, ...]
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks that the fault affects."""
-        return (
-            (self.rank,)
-            if self.kind in ("straggler", "rank_failed")
-            else (self.rank, self.rank + 1)
-        )
-
 
 def patient(name: str) -> Trace:
     """Returns the trace of a faulty pipeline, to diagnose with ``check.diagnose``.

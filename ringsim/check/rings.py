@@ -18,11 +18,12 @@ from ringsim.check.examination import (
     refuse_text,
     shown,
 )
+from ringsim.ring.pairs import Pair, all_pairs, list_groups
 from ringsim.traces.events import make_events
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 
-Pairs = list[tuple[int, int]]
+Pairs = list[Pair]
 _HINT = (
     "Group i contains rank i and its successor, rank (i + 1) % N: the successor of the last rank "
     "is rank 0."
@@ -72,7 +73,7 @@ def _read_pairs(answer: Any) -> Pairs:
 
 
 def _judge_pairs(size: int, answer: Pairs | str) -> None:
-    due = [(rank, (rank + 1) % size) for rank in range(size)] if size > 1 else []
+    due = all_pairs(range(size))
     if answer == due:
         return
     ranks = count(size, "rank")
@@ -140,15 +141,15 @@ def _picture(size: int, answer: Pairs) -> Trace | None:
     """Returns a trace without events that shows an answer's drawable groups."""
     if size == 1:
         return None
-    groups = [
-        [f"ring:{pred}>{succ}", [pred, succ]]
+    pairs = [
+        (pred, succ)
         for pred, succ in dict.fromkeys(answer)
         if 0 <= pred < size and 0 <= succ < size
     ]
     source = "the groups of the answer; nothing was run"
     return Trace(
         make_events({"rank": [], "op": []}),
-        {"source": source, "world_size": size, "ring_groups": groups},
+        {"source": source, "world_size": size, "ring_groups": list_groups(pairs)},
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from ringsim.check.examination import (
     Answer,
@@ -119,7 +119,10 @@ def _judge_1f1b(examination: Examination) -> str:
     sizes += [(draw.randrange(5, 12), draw.randrange(5, 30)), (8, draw.randrange(1, 8))]
     schedules = _ask(examination, sizes)
     for each in schedules:
-        _judge_kinds(each)
+        for action in chain(*each.actions):
+            if action.kind in "IW":
+                reason = f"1F1B runs each backward as a whole, but your schedule contains {action}."
+                raise Wrong(reason, "Write B for a whole backward.")
         step = Step("1f1b", each.num_ranks, each.num_microbatches)
         _judge_memory(each, peak_live(step))
         for costs in (Costs(), Costs(forward=draw.randrange(1, 9), backward=draw.randrange(1, 9))):
@@ -195,13 +198,6 @@ def _too_much(schedule: Schedule, costs: Costs, reason: str, hint: str) -> Wrong
     return Wrong(f"{about}, {reason}.", hint, world_size=size, trace=picture)
 
 
-def _judge_kinds(schedule: Schedule) -> None:
-    for action in chain(*schedule.actions):
-        if action.kind in "IW":
-            reason = f"1F1B runs each backward as a whole, but your schedule contains {action}."
-            raise Wrong(reason, "Write B for a whole backward.")
-
-
 def _judge_memory(schedule: Schedule, allowed: Sequence[int]) -> None:
     for rank, (live, most) in enumerate(zip(evaluate(schedule).peak_live, allowed, strict=True)):
         if live > most:
@@ -246,19 +242,6 @@ def _step_on_rank(_: Answer, schedule: Schedule, secret: int) -> Any:
     return find_wrong(task, dict(task.model.named_parameters()), mine)
 
 
-class _Case(NamedTuple):
-    """A pipeline in which each forward takes 1 unit."""
-
-    num_ranks: int
-    backward: int
-    latency: float
-    limit: float
-
-    @property
-    def costs(self) -> Costs:
-        return Costs(forward=1, backward=self.backward, latency=self.latency)
-
-
 def fewest_microbatches(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that chooses the number of microbatches for a 1F1B step.
 
@@ -287,10 +270,7 @@ def fewest_microbatches(function: Answer, *, seed: int | None = None) -> CheckRe
 
 def _judge(examination: Examination) -> str:
     draw = examination.random
-    cases = [
-        _Case(4, backward=2, latency=0, limit=0.11),
-        _Case(1, backward=2, latency=1, limit=0.05),
-    ]
+    cases = [(4, Costs(backward=2), 0.11), (1, Costs(backward=2, latency=1), 0.05)]
     for num_ranks, latency in (
         (4, 0.5),
         (2, 1),
@@ -302,11 +282,9 @@ def _judge(examination: Examination) -> str:
         lost = 2 * latency * (num_ranks - 1) / num_ranks
         least = lost / (1 + backward + lost)
         limit = math.ceil(100 * (least + 0.05)) / 100
-        cases.append(_Case(num_ranks, backward, latency, limit))
-    asked = [(case.num_ranks, case.costs, case.limit) for case in cases]
-    answers = examination.ask(asked, _read_number, own=False)
-    for case, (_, answer) in zip(cases, answers, strict=True):
-        _judge_number(case, answer)
+        cases.append((num_ranks, Costs(backward=backward, latency=latency), limit))
+    for (num_ranks, costs, limit), answer in examination.ask(cases, _read_number, own=False):
+        _judge_number(num_ranks, costs, limit, answer)
     return (
         f"Right for {len(cases)} pipelines of 1 to 8 ranks, with instant and with slower messages."
     )
@@ -316,34 +294,34 @@ def _read_number(answer: Any) -> int | str:
     return int(answer) if int(answer) == answer >= 1 and answer < _MOST else shown(answer)
 
 
-def _judge_number(case: _Case, answer: int | str) -> None:
-    ranks = count(case.num_ranks, "rank")
+def _judge_number(num_ranks: int, costs: Any, limit: float, answer: int | str) -> None:
+    ranks = count(num_ranks, "rank")
     about = (
-        f"With {ranks}, a time of 1 for F, {case.backward} for B and {case.latency:g} per message"
+        f"With {ranks}, a time of 1 for F, {costs.backward} for B and {costs.latency:g} per message"
     )
+
+    def find_bubble(num_microbatches: int) -> float:
+        """Returns the fraction of the step that a rank spends idle, from the closed form."""
+        took = makespan(Step("1f1b", num_ranks, num_microbatches), costs)
+        return float(1 - num_microbatches * (1 + costs.backward) / took)
+
     if isinstance(answer, str):
         raise Wrong(
             f"{about}, your answer must be a number of microbatches, got {answer}.", _NUMBER_HINT
         )
-    bubble = _bubble(case, answer)
-    if bubble > case.limit + _ROUNDING:
+    bubble = find_bubble(answer)
+    if bubble > limit + _ROUNDING:
         have = "have" if answer > 1 else "has"
         reason = (
             f"{about}, {count(answer, 'microbatch')} {have} a bubble of {100 * bubble:.1f} %, but "
-            f"at most {100 * case.limit:.0f} % is allowed."
+            f"at most {100 * limit:.0f} % is allowed."
         )
         raise Wrong(reason, _LOSS_HINT)
     enough = next(
-        number for number in range(1, answer + 1) if _bubble(case, number) <= case.limit + _ROUNDING
+        number for number in range(1, answer + 1) if find_bubble(number) <= limit + _ROUNDING
     )
-    if enough < answer and _bubble(case, enough) <= case.limit - _ROUNDING:
+    if enough < answer and find_bubble(enough) <= limit - _ROUNDING:
         raise Wrong(
             f"{about}, {count(answer, 'microbatch')} are more than needed: {enough} would suffice.",
             _MORE_HINT,
         )
-
-
-def _bubble(case: _Case, num_microbatches: int) -> float:
-    """Returns the fraction of the step that a rank spends idle, from the closed form."""
-    took = float(makespan(Step("1f1b", case.num_ranks, num_microbatches), case.costs, "buffered"))
-    return 1 - num_microbatches * (1 + case.backward) / took

@@ -13,6 +13,7 @@ from ringsim.check.examination import (
     Answer,
     CheckResult,
     Examination,
+    Numbers,
     Wrong,
     examine,
     judge_unmatched,
@@ -23,7 +24,7 @@ from ringsim.check.examination import (
 )
 from ringsim.errors import ArgumentError, RingError, name_ranks
 from ringsim.launch.recorded_cells import is_replaying, refuse
-from ringsim.traces.events import COLLECTIVE, OP_NAMES, SEND
+from ringsim.traces.events import COLLECTIVE, OP_NAMES
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 
@@ -103,7 +104,7 @@ def _judge(examination: Examination, way: str | None) -> str:
         if way is not None:
             _judge_way(trace, way)
     examination.judge_content(
-        lambda blank: _judge_values(blank, [1]), _exchange_on_rank, 2, [1], draw.randrange(10**6)
+        lambda blank: _judge_values(blank, [1]), _exchange_on_rank, [1], draw.randrange(10**6)
     )
     return (
         f"No rank got stuck in rings of {listed(_WORLD_SIZES)} ranks, with tensors of 4 bytes, a "
@@ -126,9 +127,7 @@ def _exchange_on_rank(function: Answer, lengths: list[int], secret: int) -> list
     return complaints
 
 
-def _complain(
-    answer: tuple[tuple[int, ...], list[float]] | str, length: int, own: float, due: float
-) -> str | None:
+def _complain(answer: Numbers | str, length: int, own: float, due: float) -> str | None:
     """Returns a complaint if an answer is not a tensor filled with ``due``, else None."""
     if isinstance(answer, str):
         return f"but returned {answer}"
@@ -166,13 +165,9 @@ def _judge_messages(trace: Trace, exchanges: int) -> None:
         number = int(np.count_nonzero(events.peer[side.events] == side.peer))
         more = len(side.events) - number
         if number != exchanges or more:
-            to = "to its successor" if side.kind == SEND else "from its predecessor"
             others = f" and {count(more, 'other')}" if more else ""
-            reason = (
-                f"{side.who} must {side.verb} {count(exchanges, 'tensor')} {to}, but {side.done} "
-                f"{number or 'none'}{others}."
-            )
-            raise Wrong(reason, _COUNT_HINT)
+            due = f"{count(exchanges, 'tensor')} {side.to}"
+            raise side.wrong(due, f"{number or 'none'}{others}", _COUNT_HINT)
     judge_unmatched(trace, "Use the same tag and the same group on both sides.")
 
 

@@ -17,7 +17,7 @@ from ringsim.check.examination import (
     make_task,
 )
 from ringsim.check.replicas import judge_calls
-from ringsim.traces.events import BYTES
+from ringsim.traces.events import LAST_BYTES
 from ringsim.traces.items import Event
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _judge_overlap(own: Sequence[Event]) -> str:
 
 def _judge_bytes(own: Sequence[Event]) -> str:
     whole = max(event.size_bytes or 0 for event in own if event.kind == "collective")
-    left = [event.size_bytes or 0 for event in own if event.label == BYTES][-1]
+    left = [event.size_bytes or 0 for event in own if event.label == LAST_BYTES][-1]
     if left < whole:
         return ""
     return f"{left} bytes are left after the forward pass, so something keeps the weight"

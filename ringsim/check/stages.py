@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ringsim.check.examination import (
     Answer,
     CheckResult,
     Examination,
+    Numbers,
+    Side,
     Wrong,
     examine,
+    judge_rings,
     listed,
     plain_tensor,
     refuse_text,
     shown,
-    sides,
 )
-from ringsim.traces.events import SEND
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 
@@ -45,7 +46,6 @@ _BALANCE_HINT = (
 _ITEM_BYTES = 4  # float32
 _MOST_DIMENSIONS = 4
 Shape = tuple[int, ...]
-Floats = npt.NDArray[np.float32]
 _RAISED_HINT = (
     "Stages form a line: rank 0 has no predecessor, the last rank has no successor, and a single "
     "rank has neither. A recv needs a tensor of the same size as the tensor that is sent, so send "
@@ -170,111 +170,88 @@ def hand_over(function: Answer, *, seed: int | None = None) -> CheckResult:
 
 
 def _judge_hand_over(examination: Examination) -> str:
-    draw = examination.random
-    sizes = [3, 2, draw.choice([4, 5]), 1]
+    sizes = [3, 2, examination.random.choice([4, 5]), 1]
     headers: dict[int, Shape] = {}
-    for world_size in sizes:
-        secret = draw.randrange(10**9)
-        trace = examination.run(
-            _hand_over_on_rank, world_size, secret, things="tensors", hint=_RAISED_HINT
-        )
-        _judge_messages(trace, secret, headers)
-        _judge_values(trace, secret)
-    examination.judge_content(
-        lambda blank: _judge_values(blank, secret), _hand_over_on_rank, 2, secret
+    judge_rings(
+        examination,
+        _hand_over_on_rank,
+        "tensors",
+        sizes,
+        functools.partial(_judge_messages, headers),
+        _judge_values,
+        _RAISED_HINT,
     )
     (size_bytes,) = headers
     return f"Right on {listed(sizes)} ranks: a header of {size_bytes} bytes, then the payload."
 
 
-def _shape_of(rank: int, secret: int) -> Shape:
-    """Draws a rank's shape; neighbours' shapes differ in the number of dimensions."""
-    draw = random.Random(f"{secret}/{rank}")
-    dimensions = 1 + (rank + secret) % _MOST_DIMENSIONS
-    return tuple(draw.randrange(2, 8) for _ in range(dimensions))
+def _hand_over_on_rank(function: Answer, secret: int) -> tuple[Numbers | str, Numbers | str | None]:
+    """Calls the answer with this rank's tensor; returns the tensor and the result.
 
-
-def _hand_over_on_rank(function: Answer, secret: int) -> tuple[Shape, list[float]] | str | None:
-    """Calls the answer with this rank's tensor and returns the result as plain numbers.
-
-    The numbers of the tensor count up from 1000 times the rank.
+    Neighbours' shapes differ in the number of dimensions. The numbers count up from 1000 times the
+    rank, along the first dimension first.
     """
     import torch  # here, so that a process that only starts ranks does not load it
 
     from ringsim.ring import current_ring
 
     rank = current_ring().rank
+    draw = random.Random(f"{secret}/{rank}")
+    shape = [draw.randrange(2, 8) for _ in range(1 + (rank + secret) % _MOST_DIMENSIONS)]
+    numbers = 1000 * rank + np.arange(math.prod(shape), dtype=np.float32)
     # not contiguous, as activations may be
-    numbers = _numbers_of(rank, _shape_of(rank, secret))
-    answer = function(torch.from_numpy(numbers))
-    return None if answer is None else plain_tensor(answer)
+    tensor = torch.from_numpy(numbers.reshape(shape, order="F"))
+    own = plain_tensor(tensor)
+    answer = function(tensor)
+    return own, None if answer is None else plain_tensor(answer)
 
 
-def _judge_messages(trace: Trace, secret: int, headers: dict[int, Shape]) -> None:
+def _judge_messages(headers: dict[int, Shape], trace: Trace, side: Side) -> None:
     """Raises ``Wrong`` unless each tensor travels as a fixed-size header and a payload."""
-    for side in sides(trace):
-        is_send = side.kind == SEND
-        who, done = side.who, side.done
-        found = trace.events.size_bytes[side.events].tolist()
-        source, target = (side.rank, side.peer) if is_send else (side.peer, side.rank)
-        if source >= target:
-            if found:
-                reason = (
-                    f"{who} {done} {count(len(found), 'message')}, but the line of stages ends "
-                    "there."
-                )
-                raise Wrong(reason, _RAISED_HINT)
-            continue
-        if len(found) != 2:
-            direction = f"{'to' if is_send else 'from'} rank {side.peer}"
-            reason = (
-                f"{who} must {side.verb} 2 messages {direction}, a header and a payload, but "
-                f"{done} {len(found) or 'none'}."
-            )
-            raise Wrong(reason, _TWO_MESSAGES_HINT)
-        header_bytes, payload_bytes = found
-        shape = _shape_of(source, secret)
-        due_bytes = math.prod(shape) * _ITEM_BYTES
-        if payload_bytes != due_bytes:
-            reason = (
-                f"{who} must {side.verb} a payload of {due_bytes} bytes for shape {shape} after "
-                f"the header, but {done} {payload_bytes} bytes."
-            )
-            raise Wrong(reason, _VALUE_HINT)
-        headers.setdefault(header_bytes, shape)
-        if len(headers) > 1:
-            (first, of), (second, other) = headers.items()
-            reason = (
-                f"The header must have the same size for all shapes, but has {first} bytes for "
-                f"shape {of} and {second} bytes for shape {other}."
-            )
-            raise Wrong(reason, _FIXED_HINT)
+    found = trace.events.size_bytes[side.events].tolist()
+    source, target = (side.rank, side.peer) if side.is_send else (side.peer, side.rank)
+    if source >= target:
+        if found:
+            messages = count(len(found), "message")
+            reason = f"{side.who} {side.done} {messages}, but the line of stages ends there."
+            raise Wrong(reason, _RAISED_HINT)
+        return
+    direction = f"{'to' if side.is_send else 'from'} rank {side.peer}"
+    side.judge(2, f"2 messages {direction}, a header and a payload", _TWO_MESSAGES_HINT)
+    header_bytes, payload_bytes = found
+    shape, numbers = trace.results[source][0]
+    due_bytes = len(numbers) * _ITEM_BYTES
+    if payload_bytes != due_bytes:
+        due = f"a payload of {due_bytes} bytes for shape {shape} after the header"
+        raise side.wrong(due, f"{payload_bytes} bytes", _VALUE_HINT)
+    headers.setdefault(header_bytes, shape)
+    if len(headers) > 1:
+        (first, of), (second, other) = headers.items()
+        reason = (
+            f"The header must have the same size for all shapes, but has {first} bytes for "
+            f"shape {of} and {second} bytes for shape {other}."
+        )
+        raise Wrong(reason, _FIXED_HINT)
 
 
-def _judge_values(trace: Trace, secret: int) -> None:
+def _judge_values(trace: Trace) -> None:
     """Raises ``Wrong`` unless each rank returns the previous rank's tensor, or None."""
-    for rank, answer in enumerate(trace.results):
+    for rank, (_, answer) in enumerate(trace.results):
         who = f"Rank {rank} of {trace.world_size}"
-        got = f"shape {answer[0]}" if isinstance(answer, tuple) else answer
         if rank == 0:
             if answer is not None:
                 tensor = "a tensor" if isinstance(answer, tuple) else answer
                 reason = f"{who} has no predecessor and must return None, but returned {tensor}."
                 raise Wrong(reason, _RAISED_HINT)
             continue
-        due = _shape_of(rank - 1, secret)
-        if not isinstance(answer, tuple) or answer[0] != due:
-            reason = f"{who} must return a tensor of shape {due}, but returned {got}."
+        due = trace.results[rank - 1][0]
+        if not isinstance(answer, tuple) or answer[0] != due[0]:
+            got = f"shape {answer[0]}" if isinstance(answer, tuple) else answer
+            reason = f"{who} must return a tensor of shape {due[0]}, but returned {got}."
             raise Wrong(reason, _VALUE_HINT)
-        if answer[1] != _numbers_of(rank - 1, due).ravel().tolist():
+        if answer != due:
             reason = (
                 f"{who} must return the numbers of rank {rank - 1}, but returned different "
                 "numbers, or the same numbers in a different order."
             )
             raise Wrong(reason, _VALUE_HINT)
-
-
-def _numbers_of(rank: int, shape: Shape) -> Floats:
-    """Returns a rank's tensor values, which count up along the first dimension first."""
-    counted = 1000 * rank + np.arange(math.prod(shape), dtype=np.float32)
-    return counted.reshape(shape, order="F")

@@ -37,8 +37,9 @@ from ringsim.faults import (
     degraded_by,
     slowed_by,
 )
-from ringsim.link import Link
+from ringsim.link import GivenLinks, Link
 from ringsim.pipeline.flops import Flops, attention_flops, linear_flops
+from ringsim.ring.pairs import Pair
 from ringsim.schedules import SCHEDULE_NAMES, make_schedule
 from ringsim.schedules.closed_forms import Step
 from ringsim.schedules.costs import Costs
@@ -61,7 +62,6 @@ _MOST_REHEARSED = 100_000  # by simulated ranks: a minute
 _FREE = Link(0.0, 0.0)  # for one rank, which sends nothing
 _TOPOLOGIES = ("hosts", "full_bisection", "ring")
 
-Links = Link | dict[tuple[int, int], Link]
 Network = Hosts | FullBisection | RingLinks
 
 
@@ -74,7 +74,7 @@ class Description:
 
     schedule: Step | Schedule
     costs: Costs
-    link: Links
+    link: GivenLinks
     size_bytes: int
     semantics: Semantics
     ahead: int
@@ -177,7 +177,7 @@ def _describe(whole: TomlTable) -> Description:
     has_shapes = "layers" in model
     costs, size_bytes = _read_shapes(model, len(owners)) if has_shapes else _read_times(model)
     costs.check(len(owners))
-    topology, link, links = None, _FREE, dict[tuple[int, int], Link]()
+    topology, link, links = None, _FREE, dict[Pair, Link]()
     if shares:
         topology = _read_topology(every_link)
         links = _idle_links(topology, num_ranks)
@@ -379,13 +379,13 @@ def _read_topology(table: TomlTable) -> Network:
     return FullBisection(link) if kind == "full_bisection" else RingLinks(link)
 
 
-def _neighbours(num_ranks: int) -> Iterator[tuple[int, int]]:
+def _neighbours(num_ranks: int) -> Iterator[Pair]:
     for src in range(num_ranks):
         for dst in {(src + 1) % num_ranks, (src - 1) % num_ranks} - {src}:
             yield src, dst
 
 
-def _idle_links(topology: Network, num_ranks: int) -> dict[tuple[int, int], Link]:
+def _idle_links(topology: Network, num_ranks: int) -> dict[Pair, Link]:
     """Returns the cost of messages between neighbours on an otherwise idle network."""
     found = {}
     for src, dst in _neighbours(num_ranks):
@@ -396,7 +396,7 @@ def _idle_links(topology: Network, num_ranks: int) -> dict[tuple[int, int], Link
     return found
 
 
-def _read_edge(table: TomlTable, num_ranks: int) -> tuple[int, int]:
+def _read_edge(table: TomlTable, num_ranks: int) -> Pair:
     """Reads a link's two ranks.
 
     Neighbouring stages are on neighbouring ranks, so messages use no other links.
@@ -431,8 +431,8 @@ def _times(costs: Costs) -> tuple[Any, ...]:
 
 
 def _lay_links(
-    num_ranks: int, link: Link, links: dict[tuple[int, int], Link], inject: Sequence[Injection]
-) -> dict[tuple[int, int], Link]:
+    num_ranks: int, link: Link, links: dict[Pair, Link], inject: Sequence[Injection]
+) -> dict[Pair, Link]:
     """Returns every link of a ring, with the slowdowns in ``inject``."""
     laid = {}
     for src, dst in _neighbours(num_ranks):

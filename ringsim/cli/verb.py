@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ringsim.errors import ArgumentError, Interrupted, RingError, escape
 from ringsim.link import Link
+from ringsim.traces.units import capitalise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +34,7 @@ def add_verb(
     parser = verbs.add_parser(
         name,
         help=help_text,
-        description=help_text[0].upper() + help_text[1:] + ".",
+        description=capitalise(help_text) + ".",
         epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -7,10 +7,6 @@ each other, and ``async_op`` needs no extra work. Reductions are computed in the
 from __future__ import annotations
 
 import functools
-import os
-import sys
-import warnings
-from types import FrameType
 
 import torch
 from torch.distributed import ProcessGroup
@@ -18,26 +14,20 @@ from torch.distributed import ProcessGroup
 from ringsim.comm.calls import Call, Tensors, for_receiving, for_sending
 from ringsim.comm.handles import Handle
 from ringsim.comm.reductions import check_reduction, reduce_parts
+from ringsim.comm.torch_private import OF_TORCH
+from ringsim.traces.sites import RINGSIM, warn_user
 
 FALLBACK_TAG = 31_717  # below 2**15, which every MPI can carry
-_LIBRARIES = (
-    os.path.dirname(os.path.dirname(__file__)) + os.sep,
-    os.path.dirname(torch.__file__) + os.sep,
-)
 
 
 @functools.cache
 def warn_once(op: str, backend_name: str) -> None:
     """Warns at the user's line, once per backend, that an operation is built from messages."""
-    frame: FrameType | None = sys._getframe(1)
-    level = 2
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
-        frame, level = frame.f_back, level + 1
     message = (
         f"the backend {backend_name!r} does not support {op}, so ringsim.comm builds it from "
         "messages, which is slower"
     )
-    warnings.warn(message, RuntimeWarning, stacklevel=level)
+    warn_user(message, RuntimeWarning, (RINGSIM, OF_TORCH))
 
 
 def build(group: ProcessGroup, call: Call) -> Handle:

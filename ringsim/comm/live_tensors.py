@@ -31,6 +31,7 @@ from ringsim.comm.torch_private import (
     tree_leaves,
 )
 from ringsim.state import get_state
+from ringsim.traces.events import BYTES, LAST_BYTES
 from ringsim.traces.recorder import Recorder
 
 STEP = 0.01
@@ -73,7 +74,7 @@ def memory(model: nn.Module, *optimizers: Optimizer) -> Iterator[None]:
         with counter:
             yield
     finally:
-        counter.record()
+        counter.record(LAST_BYTES)
 
 
 @dataclass(eq=False)
@@ -100,7 +101,7 @@ class _Counter(DispatchMode):
             self.record()
         return results
 
-    def record(self) -> None:
+    def record(self, label: str = BYTES) -> None:
         """Counts the bytes of all tensors, and records them."""
         groups = [each.param_groups for each in self.optimizers]
         parameters = tree_leaves([*self.model.parameters(), *self.model.buffers(), groups])
@@ -115,7 +116,7 @@ class _Counter(DispatchMode):
             new = found.keys() - counted
             sizes.append(sum(found[key].nbytes() for key in new))
             counted |= found
-        self.recorder.count_bytes(sizes)
+        self.recorder.count_bytes(sizes, label)
         self.uncounted, self.largest = 0, max(self.largest, sum(sizes))
 
 

@@ -36,6 +36,7 @@ from ringsim.comm.program_spans import find_pipelining, make_stage_replacements
 from ringsim.comm.torch_private import (
     END_COALESCING,
     NEW_GROUP,
+    OF_TORCH,
     SET_DEFAULT,
     START_COALESCING,
     Future,
@@ -176,7 +177,6 @@ def _begin(recorder: Recorder, slots: list[int], wait_ns: int) -> None:
 
 # the files of torch.distributed's functions and their wrappers
 _OF_SPEAKER = (distributed_c10d.__file__, c10d_logger.__file__)
-_OF_TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 def _is_called_by_torch(frame: FrameType | None) -> bool:
@@ -186,7 +186,7 @@ def _is_called_by_torch(frame: FrameType | None) -> bool:
     """
     while frame is not None and frame.f_code.co_filename in _OF_SPEAKER:
         frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename.startswith(_OF_TORCH)
+    return frame is not None and frame.f_code.co_filename.startswith(OF_TORCH)
 
 
 def _has_own_limit(timeout: timedelta = timedelta(0), *_: Any, **__: Any) -> bool:

@@ -7,6 +7,7 @@ only queried; if such a name is missing, the query returns a harmless default.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -23,6 +24,7 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_leaves as tree_leaves
 
+OF_TORCH = os.path.dirname(torch.__file__) + os.sep
 without_modes = _disable_current_modes
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 

@@ -57,7 +57,7 @@ from ringsim.traces.cells import name_cells, rename_places
 from ringsim.traces.events import THREAD_FAILED
 from ringsim.traces.findings import EXIT_CODE, IN_VAIN, Diagnosis, Edge, End, Finding, Operation
 from ringsim.traces.recorder import LOST_PEER, Recorder
-from ringsim.traces.sites import DECORATOR
+from ringsim.traces.sites import DECORATOR, PYTHON, RINGSIM
 
 OWN = ""
 PEER = "peer"  # a wait of this rank ended because others failed or are stuck
@@ -69,8 +69,6 @@ GRACE_S = 0.5
 _TIMED_OUT = ("Timed out waiting", "Operation timed out!")
 # the beginning of an error that torch passes on from another process or thread
 _PASSED_ON = "Caught "
-_OURS = Path(__file__).parent.parent
-_PYTHON = f"{os.path.dirname(os.__file__)}{os.sep}"
 # errors of ringsim that replace torch's own errors, and end a run in the same way
 _OF_TORCH = ("Refused", "RunTimeout")
 # the signals of a process that crashes by itself
@@ -163,7 +161,7 @@ def is_internal(filename: str) -> bool:
     """
     torch = getattr(sys.modules.get("torch"), "__file__", None)
     return filename.endswith(DECORATOR) or filename.startswith(
-        ("<frozen ", f"{_OURS}{os.sep}", f"{os.path.dirname(torch or __file__)}{os.sep}")
+        ("<frozen ", RINGSIM, f"{os.path.dirname(torch or __file__)}{os.sep}")
     )
 
 
@@ -352,7 +350,7 @@ def _keep_users_frames(summary: traceback.TracebackException) -> str:
 def _innermost(frames: Sequence[traceback.FrameSummary]) -> str:
     """Returns "file, line n, in function" for the last frame outside Python's standard library."""
     place = next(
-        (frame for frame in reversed(frames) if not frame.filename.startswith(_PYTHON)),
+        (frame for frame in reversed(frames) if not frame.filename.startswith(PYTHON)),
         frames[-1] if frames else None,
     )
     if place is None:

@@ -228,7 +228,9 @@ class _Calls(process.Caller):
             show_lines(job.lines)
         else:
             self._has_entered = True
-            _enter(job, _launcher_variables(config, self._port))
+            variables = launcher_variables(config.rank, config.world_size, self._port)
+            # connect to the existing store, do not open another
+            _enter(job, {**variables, "TORCHELASTIC_USE_AGENT_STORE": "True"})
             _start_computing(job, config)
             worlds.enter_rank(Path(self._config.directory), self._end)
         if self._door is not None:  # in the background, because a name server may be slow
@@ -451,17 +453,15 @@ def _seed(seed: int) -> None:
         torch.default_generator.manual_seed(seed)
 
 
-def _launcher_variables(config: RankConfig, port: int) -> dict[str, str]:
+def launcher_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
     """Returns torchrun's variables, so that programs written for it run unchanged."""
     return {
-        "RANK": str(config.rank),
-        "LOCAL_RANK": str(config.rank),
-        "WORLD_SIZE": str(config.world_size),
-        "LOCAL_WORLD_SIZE": str(config.world_size),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
         "MASTER_ADDR": HEAD,
         "MASTER_PORT": str(port),
-        # connect to the existing store, do not open another
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
 
 

@@ -32,7 +32,8 @@ from ringsim.launch.live import show_live
 from ringsim.launch.ranks import START_S, RankSet, get_launcher
 from ringsim.launch.results import read_result
 from ringsim.launch.supervisor import RunOptions, Supervisor
-from ringsim.traces.cells import name_cells, rename_file, rename_places
+from ringsim.ring.pairs import all_pairs, list_groups
+from ringsim.traces.cells import name_cells, rename_events
 from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.findings import IN_THREAD, Diagnosis
 from ringsim.traces.run_parts import read_parts
@@ -248,10 +249,8 @@ class Run(Supervisor):
         ]
         self.follow_outputs(last=True)
         events, facts = read_parts(self.rank_set.directory, start_ns=start_ns, world_size=self.size)
-        cells, tables = name_cells(events.tables.files), events.tables
-        files = tuple(rename_file(name, cells) for name in tables.files)
-        labels = tuple(rename_places(label, cells) for label in tables.labels)
-        events = replace(events, tables=tables._replace(files=files, labels=labels))
+        cells = name_cells(events.tables.files)
+        events = rename_events(events, cells)
         metadata = {**self._metadata(), **facts, "complete": complete and facts["complete"]}
         metadata["notes"] = [*facts.get("notes", ()), *self._note_threads()]
         metadata["ends"], metadata["end_ns"] = self._ends(), time.monotonic_ns() - start_ns
@@ -286,15 +285,11 @@ class Run(Supervisor):
 
     def _metadata(self) -> dict[str, Any]:
         kind = self.rank_set.kind
-        sources = range(self.size) if kind.ring and self.size > 1 else ()
-        pairs = [(rank, (rank + 1) % self.size) for rank in sources]
         backend = kind.backend or ("nccl" if kind.comm_device == "gpu" else "gloo")
         return {
             **provenance.measured_run(self.size, backend, self.start_unix_ns),
             "run_id": self._run_id,
-            "ring_groups": [
-                [f"ring:{source}>{target}", [source, target]] for source, target in pairs
-            ],
+            "ring_groups": list_groups(all_pairs(range(self.size))) if kind.ring else [],
         }
 
     def _ends(self) -> list[dict[str, Any]]:

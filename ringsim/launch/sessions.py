@@ -30,7 +30,7 @@ from ringsim.launch.kept import RealRanks, SimulatedRanks, list_lost
 from ringsim.launch.namespace import Reference, assign, list_names, look, pack, run_source
 from ringsim.launch.run import RunOptions
 from ringsim.launch.system import measure_memory
-from ringsim.link import Link, check_links
+from ringsim.link import GivenLinks, check_links
 from ringsim.state import OUR_THREADS
 from ringsim.traces.cells import name_cells
 from ringsim.traces.clocks import count_from
@@ -43,7 +43,7 @@ from ringsim.traces.value import Trace
 def session(
     *,
     world_size: int,
-    link: Link | Mapping[tuple[int, int], Link] | None = None,
+    link: GivenLinks | None = None,
     timeout_s: float = 30,
     limit_s: float | None = None,
     seed: int = 0,

@@ -7,7 +7,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ from ringsim.errors import ArgumentError, Interrupted
 from ringsim.launch.api import make_kind
 from ringsim.launch.job import RankKind, pack_call
 from ringsim.launch.run import RunOptions, run
-from ringsim.link import Link
+from ringsim.link import GivenLinks
 from ringsim.measuring.plan import (
     LINK,
     STEADY,
     STEADY_S,
     STEPS_MAX,
     STEPS_MIN,
+    MakePlan,
     Plan,
     PlannedRow,
     Samples,
@@ -54,7 +55,7 @@ def bandwidth(
     ceilings: bool = True,
     limit_s: float = 60.0,
     timeout_s: float = 30.0,
-    link: Link | Mapping[tuple[int, int], Link] | None = None,
+    link: GivenLinks | None = None,
     topology: Topology | None = None,
 ) -> Bandwidths:
     """Measures the latency and bandwidth of a ring's links for a range of message sizes.
@@ -115,11 +116,6 @@ def bandwidth(
         >>> print(f"{table.fits['pingpong', 'link', 0, 1].alpha_s:.3g}")
         1e-05
     """
-    if comm_device not in ("cpu", "gpu"):
-        raise ArgumentError(
-            f'comm_device must be "cpu" (Gloo) or "gpu" (NCCL), got {comm_device!r}. Choose one of '
-            "the two."
-        )
     simulated = link is not None or topology is not None or get_state().clock is not None
     make = functools.partial(
         make_plan,
@@ -146,7 +142,7 @@ def _measure_links(
     world_size: int | None,
     comm_device: str,
     timeout_s: float,
-    make: Callable[[Sequence[int]], Plan],
+    make: MakePlan,
 ) -> Bandwidths:
     """Measures links between ranks that are already running, or between new ranks."""
     load = _load()
@@ -154,7 +150,7 @@ def _measure_links(
     if _ranks_run_already():
         from ringsim.measuring.running_ranks import measure_here  # needs torch
 
-        ring, plan, results = measure_here(world_size, comm_device, lambda ring: make(ring.ranks))
+        ring, plan, results = measure_here(world_size, comm_device, make)
         ranks, samples = list(ring.ranks), join_samples([result["times_ns"] for result in results])
     else:
         kind = make_kind(2 if world_size is None else world_size, comm_device, timeout_s, ring=True)
@@ -206,9 +202,7 @@ def _ranks_run_already() -> bool:
     return launched is not None and launched.world_size > 1
 
 
-def _launch(
-    kind: RankKind, make: Callable[[Sequence[int]], Plan]
-) -> tuple[Plan, Samples, list[Any], list[str]]:
+def _launch(kind: RankKind, make: MakePlan) -> tuple[Plan, Samples, list[Any], list[str]]:
     """Starts ranks that measure; returns the results so far if the user presses Ctrl-C."""
     if kind.comm_device == "gpu":
         from ringsim.measuring.worker import check_gpus  # needs torch
@@ -245,15 +239,16 @@ def _doing(directory: Path, total: int) -> str:
     The number of labels shows the progress, because a rank writes a block's label when it begins
     the block.
     """
-    known = set()
-    for names in directory.glob("rank-*.names"):
-        for line in names.read_text(encoding="utf-8").splitlines():
-            if '"label"' in line and line.endswith("}"):
-                known.add(PlannedRow.from_label(json.loads(line)["name"]))
-    known.discard(None)
+    known = {
+        block
+        for names in directory.glob("rank-*.names")
+        for line in names.read_text(encoding="utf-8").splitlines()
+        if '"label"' in line and line.endswith("}")
+        if (block := PlannedRow.from_label(json.loads(line)["name"]))
+    }
     if not known:
         return ""
-    latest = max(block.size_bytes for block in known if block is not None)
+    latest = max(block.size_bytes for block in known)
     return f"{len(known)} of {total} measured, now {bytes_text(latest)}"
 
 

@@ -14,11 +14,10 @@ each message (by a tenth at 4 KiB).
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -26,9 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ringsim.errors import ArgumentError, check_limit
+from ringsim.ring.pairs import all_pairs
 from ringsim.traces.bandwidths import CEILINGS
 from ringsim.traces.collectives import bus_factor
-from ringsim.traces.events import NONE, Events
+from ringsim.traces.events import Events
 
 PATTERNS = ("pingpong", "oneway", "exchange", "shift", "all_reduce")
 LINK = "link"  # stands for the backend's name on the virtual clock
@@ -59,7 +59,7 @@ class PlannedRow(NamedTuple):
     @property
     def label(self) -> str:
         """The label of the block's steps in the trace."""
-        return f"{_WORD} {self.backend} {self.pattern} {self.src} {self.dst} {self.size_bytes}"
+        return " ".join(map(str, (_WORD, *self)))
 
     @classmethod
     def from_label(cls, label: str) -> Self | None:
@@ -95,6 +95,9 @@ class Plan:
     timeout_s: float
 
 
+MakePlan = Callable[[Sequence[int]], Plan]  # from the ranks of a ring
+
+
 def make_plan(
     ranks: Sequence[int],
     sizes: Any,
@@ -124,9 +127,15 @@ def make_plan(
         )
     check_limit("limit_s", limit_s)
     checked = _check_sizes(SIZES if sizes is None else sizes, patterns)
-    edges = list_edges(ranks)
+    edges = all_pairs(ranks)
     if edge is not None:
-        edges = [_check_edge(edge, edges)]
+        chosen = tuple(edge) if isinstance(edge, tuple | list) else None
+        if chosen not in edges:
+            raise ArgumentError(
+                f"edge must be one of the ring's edges {edges}, got {edge!r}. Pass (src, dst), or "
+                "omit edge to measure all of them."
+            )
+        edges = [chosen]
     blocks = []
     for size in checked:
         for name in patterns:
@@ -157,21 +166,6 @@ def _check_sizes(sizes: Any, patterns: tuple[str, ...]) -> list[int]:
             "because all_reduce adds float32 numbers."
         )
     return sorted(set(given))
-
-
-def list_edges(ranks: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns the edges of a ring, or an empty list if there is only one rank."""
-    return list(itertools.pairwise([*ranks, ranks[0]])) if len(ranks) > 1 else []
-
-
-def _check_edge(edge: Any, edges: list[tuple[int, int]]) -> tuple[int, int]:
-    chosen = tuple(edge) if isinstance(edge, tuple | list) else None
-    if chosen not in edges:
-        raise ArgumentError(
-            f"edge must be one of the ring's edges {edges}, got {edge!r}. Pass (src, dst), or omit "
-            "edge to measure all of them."
-        )
-    return chosen
 
 
 Floats = npt.NDArray[Any]
@@ -293,9 +287,9 @@ def samples_of(events: Events) -> Samples:
         block = PlannedRow.from_label(label)
         if block is None:
             continue
-        chosen = np.flatnonzero((events.label == number) & (events.post_ns != NONE))
+        chosen = events.label == number
         for rank in np.unique(events.rank[chosen]).tolist():
-            mine = chosen[events.rank[chosen] == rank]
+            mine = chosen & (events.rank == rank)
             found.setdefault(block, {})[rank] = step_ns(
                 block, events.post_ns[mine], events.done_ns[mine]
             )
@@ -324,7 +318,7 @@ def make_rows(
         if block.pattern == "shift":  # each rank times the edge on which it receives
             rows += [
                 _row(block._replace(src=src, dst=dst), by_rank[dst], len(ranks), kind)
-                for src, dst in list_edges(ranks)
+                for src, dst in all_pairs(ranks)
                 if len(by_rank.get(dst, ()))
             ]
             continue

@@ -8,7 +8,7 @@ long the link is occupied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,10 @@ from ringsim import comm as dist
 from ringsim.comm.log import begin_records, end_records
 from ringsim.errors import ArgumentError
 from ringsim.launch.api import make_kind
-from ringsim.link import Link
+from ringsim.link import GivenLinks
 from ringsim.measuring.plan import (
     Floats,
+    MakePlan,
     Plan,
     PlannedRow,
     join_samples,
@@ -38,7 +39,7 @@ from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
 
 
 def measure_here(
-    world_size: int | None, comm_device: str, make: Callable[[Ring], Plan]
+    world_size: int | None, comm_device: str, make: MakePlan
 ) -> tuple[Ring, Plan, list[Any]]:
     """Measures links between ranks that are already running.
 
@@ -48,7 +49,7 @@ def measure_here(
     Args:
         world_size: the number of ranks that the caller expects, or None for any number.
         comm_device: "cpu" or "gpu".
-        make: the function that returns the plan for a ring.
+        make: the function that returns the plan for a ring's ranks.
 
     Returns:
         The ring, the plan, and each rank's result of ``measure``. Every rank gets the same values.
@@ -59,7 +60,7 @@ def measure_here(
     try:
         ring = current_ring()
         check_ring(ring, world_size, comm_device)
-        plan = make(ring)
+        plan = make(ring.ranks)
         records = begin_records()
         try:
             mine = measure(plan)
@@ -99,9 +100,9 @@ _SIMULATED = "simulated"
 def measure_simulated(
     world_size: int | None,
     comm_device: str,
-    link: Link | Mapping[tuple[int, int], Link] | None,
+    link: GivenLinks | None,
     topology: Topology | None,
-    make: Callable[[Sequence[int]], Plan],
+    make: MakePlan,
 ) -> Bandwidths:
     """Measures links on a virtual clock: either given links or those of running simulated ranks.
 

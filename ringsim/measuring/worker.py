@@ -36,13 +36,13 @@ from ringsim.measuring.plan import (
     Floats,
     Plan,
     PlannedRow,
-    list_edges,
     parts_of,
     step_ns,
     steps_wanted,
     timed_ranks,
 )
 from ringsim.ring import Ring, current_ring
+from ringsim.ring.pairs import all_pairs
 from ringsim.state import get_state
 from ringsim.traces.bandwidths import ONE_GPU
 from ringsim.traces.recorder import Recorder
@@ -147,14 +147,12 @@ class Loopback:
     different machines.
     """
 
-    def __init__(
-        self, block: PlannedRow, ring: Ring, timeout_s: float, device: torch.device
-    ) -> None:
+    def __init__(self, block: PlannedRow, ring: Ring, timeout_s: float) -> None:
         self._first = ring.rank == block.src
         group = group_of(block, ring)
         # the port, and a secret that identifies the peer
         if self._first:
-            card = torch.zeros(1 + _WORD_BYTES, dtype=torch.int32, device=device)
+            card = torch.zeros(1 + _WORD_BYTES, dtype=torch.int32, device=ring.device)
             dist.recv(card, block.dst, group=group)
             port, *word = card.tolist()
             self._connection = socket.create_connection(("127.0.0.1", port), timeout=timeout_s)
@@ -164,7 +162,7 @@ class Loopback:
                 server.settimeout(timeout_s)
                 secret = secrets.token_bytes(_WORD_BYTES)
                 numbers = [server.getsockname()[1], *secret]
-                card = torch.tensor(numbers, dtype=torch.int32, device=device)
+                card = torch.tensor(numbers, dtype=torch.int32, device=ring.device)
                 dist.send(card, block.src, group=group)
                 self._connection = _accept(server, secret, timeout_s)
         self._connection.settimeout(timeout_s)
@@ -282,7 +280,7 @@ def paths_between(ranks: Sequence[int], places: Sequence[Mapping[str, Any]]) -> 
         no link is measured.
     """
     paths = {}
-    for src, dst in list_edges(ranks):
+    for src, dst in all_pairs(ranks):
         here, there = places[src], places[dst]
         if here["uuid"] == there["uuid"]:
             path = ONE_GPU
@@ -336,8 +334,7 @@ class _Meter:
     def __init__(self, plan: Plan, ring: Ring, recorder: Recorder) -> None:
         self._plan, self._ring, self._recorder = plan, ring, recorder
         self._gpu = ring.comm_device == "gpu"
-        self._device = torch.device("cuda", ring.local_rank) if self._gpu else torch.device("cpu")
-        self._buffers = self._make_buffers(0)
+        self._buffers: list[torch.Tensor] = []
         self._loopback: Loopback | None = None
         self._times_ns: dict[PlannedRow, Floats] = {}
 
@@ -374,7 +371,7 @@ class _Meter:
         # if no device is given, NCCL guesses one from the rank
         dist.barrier(device_ids=[self._ring.local_rank] if self._gpu else None)
         share_s = min(share_s, self._plan.timeout_s / 4)
-        told = torch.tensor([share_s], dtype=torch.float64, device=self._device)
+        told = torch.tensor([share_s], dtype=torch.float64, device=self._ring.device)
         dist.broadcast(told, src=self._ring.ranks[0])
         return float(told.item())
 
@@ -409,25 +406,23 @@ class _Meter:
             return make_copy(block, outgoing, incoming)
         if block.backend == "tcp":
             if self._loopback is None:
-                self._loopback = Loopback(block, self._ring, self._plan.timeout_s, self._device)
+                self._loopback = Loopback(block, self._ring, self._plan.timeout_s)
             return self._loopback.make_step(outgoing, incoming)
         return make_step(block, self._ring, outgoing, incoming)
 
     def _buffers_of(self, block: PlannedRow) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns a step's send and receive buffers after touching all of their pages."""
         size = block.size_bytes
-        if len(self._buffers[0]) < size:
+        if not self._buffers or len(self._buffers[0]) < size:
             self._buffers = []  # free the smaller buffers first
-            self._buffers = self._make_buffers(size)
+            self._buffers = [
+                torch.empty(size, dtype=torch.uint8, device=self._ring.device).fill_(0)
+                for _ in range(2)
+            ]
         outgoing, incoming = (buffer[:size] for buffer in self._buffers)
         if block.pattern == "all_reduce":
             return outgoing.view(torch.float32), incoming.view(torch.float32)
         return outgoing, incoming
-
-    def _make_buffers(self, size: int) -> list[torch.Tensor]:
-        return [
-            torch.empty(size, dtype=torch.uint8, device=self._device).fill_(0) for _ in range(2)
-        ]
 
     def _repeat(
         self, block: PlannedRow, step: Callable[[], None], count: int, name: str | None
@@ -455,7 +450,7 @@ class _Meter:
     def _agree(self, block: PlannedRow, count: int) -> int:
         if block.backend == "memcpy" or self._ring.world_size == 1:
             return count
-        told = torch.tensor([count], dtype=torch.int64, device=self._device)
+        told = torch.tensor([count], dtype=torch.int64, device=self._ring.device)
         leader = timed_ranks(block, self._ring.ranks)[0]
         if block.src < 0:
             dist.broadcast(told, src=leader)

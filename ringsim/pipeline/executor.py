@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -74,7 +75,6 @@ class Executor:
         stages: this rank's stages, by number.
         inputs: the inputs of the first stage, one per microbatch.
         mailbox: the mailbox that carries the messages.
-        device: the device of the stages.
 
     Example:
         This example runs two stages on one rank:
@@ -98,7 +98,6 @@ class Executor:
         ...     {0: stage, 1: stage},
         ...     [torch.tensor(3.0)],
         ...     Mailbox(ring, schedule, Header("greeting", 1), alike=True),
-        ...     torch.device("cpu"),
         ... )
         >>> executor.run(rank=0)
         >>> executor.losses, weight.grad  # 2 * 2 * 3, and its derivative with respect to weight
@@ -111,23 +110,23 @@ class Executor:
         stages: Mapping[int, StageRun],
         inputs: Sequence[Tensor],
         mailbox: Mailbox,
-        device: torch.device,
     ) -> None:
         self.losses: dict[int, Tensor] = {}  # the last stage's losses, by microbatch
         self._schedule = schedule
         self._stages = stages
-        self._inputs = inputs
         self._mailbox = mailbox
-        self._device = device
-        # (stage, microbatch) -> (x, y), from F to B or W
-        self._kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._device = inputs[0].device
+        # (stage, microbatch) -> (x, y, gradient of y), from F to B or W
+        self._kept: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor | None]] = {}
         # results for a send, or for a different stage on this rank
         self._ready: dict[Action, Tensor | None] = {}
-        self._gradients: dict[tuple[int, int], Tensor | None] = {}  # gradients of y, from I to W
+        for microbatch, x in enumerate(inputs):
+            self._ready[Action(-1, "SEND_F", microbatch)] = x
+            self._ready[Action(schedule.num_stages, "SEND_B", microbatch)] = None
         self._perform: Mapping[str, Callable[[Action], None]] = {
             "F": self._forward,
             "B": self._backward,
-            "I": self._input_half,
+            "I": self._backward,
             "W": self._weight_half,
             "SEND_F": self._send,
             "SEND_B": self._send,
@@ -147,7 +146,7 @@ class Executor:
 
     def _forward(self, action: Action) -> None:
         stage, _, microbatch = action
-        x = self._inputs[microbatch] if stage == 0 else self._get_input(stage, microbatch)
+        x = self._get(Action(stage, "RECV_F", microbatch))
         run = self._stages[stage].run
         with self._computing(action, x):
             if stage == 0:  # the caller's tensor, which requires no gradient
@@ -159,29 +158,30 @@ class Executor:
         else:
             self._ready[Action(stage, "SEND_F", microbatch)] = y.detach()
         if torch.is_grad_enabled():
-            self._kept[stage, microbatch] = (x, y)
+            self._kept[stage, microbatch] = (x, y, None)
 
     def _backward(self, action: Action) -> None:
-        stage, _, microbatch = action
-        grad = self._get_gradient(stage, microbatch)
-        x, y = self._kept.pop((stage, microbatch))
+        """Runs a whole backward pass, or its first half, and keeps the gradient of ``x``."""
+        stage, kind, microbatch = action
+        grad = self._get(Action(stage, "RECV_B", microbatch))
+        x, y, _ = self._kept.pop((stage, microbatch))
         with self._computing(action, x):
-            self._pass_back(stage, microbatch, x, backward_stage(x, y, grad))
-
-    def _input_half(self, action: Action) -> None:
-        stage, _, microbatch = action
-        grad = self._gradients[stage, microbatch] = self._get_gradient(stage, microbatch)
-        x, y = self._kept[stage, microbatch]
-        with self._computing(action, x):
-            self._pass_back(stage, microbatch, x, backward_input(x, y, grad))
+            if kind == "B":
+                found = backward_stage(x, y, grad)
+            else:
+                found = backward_input(x, y, grad)
+                self._kept[stage, microbatch] = (x, y, grad)
+            # no result depends on x, but the previous stage still waits for a gradient
+            if found is None and stage > 0 and x.is_floating_point():
+                found = torch.zeros_like(x)
+        if stage > 0:
+            self._ready[Action(stage, "SEND_B", microbatch)] = found
 
     def _weight_half(self, action: Action) -> None:
         stage, _, microbatch = action
-        x, y = self._kept.pop((stage, microbatch))
+        x, y, grad = self._kept.pop((stage, microbatch))
         with self._computing(action, x):
-            backward_weight(
-                y, self._gradients.pop((stage, microbatch)), self._stages[stage].parameters
-            )
+            backward_weight(y, grad, self._stages[stage].parameters)
 
     @contextmanager
     def _computing(self, action: Action, x: Tensor) -> Iterator[None]:
@@ -196,35 +196,13 @@ class Executor:
         if tensor is not None:
             self._mailbox.send(action, tensor)
 
-    def _get_input(self, stage: int, microbatch: int) -> Tensor:
-        """Returns the output of the previous stage, from this rank or from a message."""
-        made_here = self._ready.pop(Action(stage - 1, "SEND_F", microbatch), None)
-        x = made_here if made_here is not None else self._take(Action(stage, "RECV_F", microbatch))
-        assert x is not None  # only a gradient can be missing
-        return x
+    def _get(self, recv: Action) -> Any:
+        """Returns a stage's input or gradient, from this rank or from a message.
 
-    def _get_gradient(self, stage: int, microbatch: int) -> Tensor | None:
-        """Returns the gradient of a stage's output, which comes from the next stage.
-
-        The result is None on the last stage, or if there is no gradient.
+        A gradient is None if there is none.
         """
-        if stage == self._schedule.num_stages - 1:
-            return None
-        answer = Action(stage + 1, "SEND_B", microbatch)
-        if answer in self._ready:
-            return self._ready.pop(answer)
-        return self._take(Action(stage, "RECV_B", microbatch))
-
-    def _pass_back(self, stage: int, microbatch: int, x: Tensor, grad: Tensor | None) -> None:
-        """Provides the gradient of ``x`` to the previous stage."""
-        if stage == 0:
-            return
-        # no result depends on x, but the previous stage still waits for a gradient
-        if grad is None and x.is_floating_point():
-            grad = torch.zeros_like(x)
-        self._ready[Action(stage, "SEND_B", microbatch)] = grad
-
-    def _take(self, recv: Action) -> Tensor | None:
+        if recv.other_side in self._ready:
+            return self._ready.pop(recv.other_side)
         received = self._mailbox.take(recv)
         return None if received is None else received.to(self._device)
 

@@ -117,8 +117,7 @@ class PromptBatch:
         Args:
             seen: the number of generated tokens that the model has read since the prompts.
         """
-        places = torch.arange(self.token_ids.shape[1] + seen, device=self.token_ids.device)
-        return (places >= self._padded[:, None]).long()
+        return (self._count_from_start(seen) >= 0).long()
 
     def position_ids(self, seen: int) -> torch.Tensor:
         """Returns the position of each token in the next input, int64.
@@ -129,9 +128,13 @@ class PromptBatch:
             seen: the number of tokens generated since the prompts, including the token to be read
                 next, or 0 for the prompts.
         """
-        first = 0 if seen == 0 else self.token_ids.shape[1] + seen - 1
-        places = torch.arange(first, self.token_ids.shape[1] + seen, device=self.token_ids.device)
-        return (places - self._padded[:, None]).clamp(min=0)
+        positions = self._count_from_start(seen).clamp(min=0)
+        return positions[:, -1:] if seen else positions
+
+    def _count_from_start(self, seen: int) -> torch.Tensor:
+        """Returns the distance of each place from the first token of its row."""
+        places = torch.arange(self.token_ids.shape[1] + seen, device=self.token_ids.device)
+        return places - self._padded[:, None]
 
 
 class TokenChoice:

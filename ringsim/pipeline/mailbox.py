@@ -259,7 +259,7 @@ class _Incoming:
 
 def find_boundary(action: Action) -> int:
     """Returns the boundary that a message crosses, numbered by the stage before it."""
-    return action.stage if action.kind in ("SEND_F", "RECV_B") else action.stage - 1
+    return min(action.stage, action.other_side.stage)
 
 
 @contextmanager

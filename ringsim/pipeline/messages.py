@@ -138,11 +138,12 @@ class Header(NamedTuple):
             KINDS.index(self.kind),
             self.microbatch,
             _DTYPES.index(dtype),
-            int(has_data),
-            int(self.alike),
+            has_data,
+            self.alike,
             self.digest,
+            len(shape),
+            *shape,
         ]
-        numbers += [len(shape), *shape]
         return torch.tensor(numbers + [0] * (HEADER_SIZE - len(numbers)), dtype=torch.int64)
 
     @classmethod
@@ -246,10 +247,9 @@ class Route:
             (0, 2, 2)
         """
         size, is_source = len(ring.ranks), place_in(ring) == source
-        if target == (source + 1) % size:
-            return cls.to_succ(ring) if is_source else cls.to_pred(ring)
-        if source == (target + 1) % size:
-            return cls.to_pred(ring) if is_source else cls.to_succ(ring)
+        is_forward = target == (source + 1) % size
+        if is_forward or source == (target + 1) % size:
+            return cls.to_succ(ring) if is_source == is_forward else cls.to_pred(ring)
         return cls(ring.ranks[target if is_source else source], None, ring.device)
 
     def isend(self, tensor: Tensor, tag: int = PAYLOAD_TAG) -> Transfer:

@@ -34,6 +34,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, vector_to_parameters
 
 from ringsim import comm as dist
 from ringsim.errors import ArgumentError
@@ -199,7 +200,7 @@ def clip_grad_norm_pipeline(model: nn.Module, max_norm: float) -> float:
         (5.0, [0.6, 0.8])
 
     Source:
-        ``torch.nn.utils.clip_grad_norm_``: the rule, and the 1e-6 that avoids a division by 0.
+        ``torch.nn.utils.clip_grad_norm_``: the rule.
     """
     if not max_norm > 0:
         raise ArgumentError(
@@ -212,13 +213,9 @@ def clip_grad_norm_pipeline(model: nn.Module, max_norm: float) -> float:
     # All holders of a tied parameter have the same gradient for it, so only the largest of their
     # squares counts.
     squares = torch.stack(gather_over_ring(find_ring(), squares)).amax(dim=0)
-    norm = float(squares.sum().sqrt())
-    factor = max_norm / (norm + 1e-6)
-    if not factor >= 1:  # also true for NaN, which spreads to all gradients, as in torch
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor)
-    return norm
+    norm = squares.sum().sqrt()
+    clip_grads_with_norm_(model.parameters(), max_norm, norm)
+    return float(norm)
 
 
 def share_overflow(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
@@ -320,8 +317,4 @@ def average_gradients(model: nn.Module, group: Any) -> None:
     for gradients in by_kind.values():  # one message for all gradients of a kind
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat, group=group)
-        flat /= size
-        for gradient, averaged in zip(
-            gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True
-        ):
-            gradient.copy_(averaged.view_as(gradient))
+        vector_to_parameters(flat / size, gradients)

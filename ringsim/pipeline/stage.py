@@ -80,7 +80,8 @@ class Stage(nn.Module):
         self.is_first = is_first
         self.is_last = is_last
         self._replay = LayerReplay()
-        self._seed: tuple[int, int] | None = None
+        # for random numbers: the seed of the step, and the microbatch
+        self.seed: tuple[int, int] | None = None
         self._before = layers.start  # the number of layers in earlier stages
         # in a tuple, so that the whole model does not become a submodule of the stage
         self._model = (model,)
@@ -134,11 +135,11 @@ class Stage(nn.Module):
     @contextmanager
     def _seeded(self, place: int, where: Tensor) -> Iterator[None]:
         """Seeds the random numbers for part of the model, and restores the state afterwards."""
-        if self._seed is None:
+        if self.seed is None:
             yield
             return
         with keep_random_numbers(where):
-            torch.manual_seed(zlib.crc32("{} {} {}".format(*self._seed, place).encode()))
+            torch.manual_seed(zlib.crc32("{} {} {}".format(*self.seed, place).encode()))
             yield
 
     def attention_widths(self) -> list[int]:
@@ -153,14 +154,6 @@ class Stage(nn.Module):
 def keep_random_numbers(where: Tensor) -> AbstractContextManager[None]:
     """Restores the random state of the CPU and of a tensor's GPU after a block."""
     return torch.random.fork_rng([where.device] if where.is_cuda else [])
-
-
-def seed_stage(stage: Stage, seed: int, microbatch: int) -> None:
-    """Seeds a stage's random numbers for a microbatch.
-
-    Use a different seed for each step.
-    """
-    stage._seed = seed, microbatch
 
 
 def build_stages(

@@ -49,7 +49,6 @@ from ringsim.pipeline.stage import (
     check_owned,
     count_stage_flops,
     find_holders,
-    seed_stage,
 )
 from ringsim.ring import Ring
 from ringsim.schedules import make_schedule
@@ -362,7 +361,7 @@ class _Microbatches:
 
         def compute(x: Tensor, microbatch: int) -> Tensor:
             if self.dropout_seed is not None:
-                seed_stage(stage, self.dropout_seed, microbatch)
+                stage.seed = self.dropout_seed, microbatch
             # a layer may change its input in place, but needs the original input when it runs again
             if self.checkpoint:
                 x = x.clone()
@@ -413,7 +412,7 @@ def _run_step(
         check_owned(model, stages)
     runs = {index: microbatches.run_of(stages[index]) for index in lowered.stages_of(own)}
     mailbox = Mailbox(ring, lowered, _greeting(lowered, ranges), alike=microbatches.alike)
-    executor = Executor(lowered, runs, microbatches.inputs, mailbox, microbatches.inputs[0].device)
+    executor = Executor(lowered, runs, microbatches.inputs, mailbox)
     with nullcontext() if forward_only else tied_gradients(ring, stages, lowered.stage_ranks):
         executor.run(own)
     return float(pass_back(ring, _sum_up(executor.losses.values()), owner=lowered.stage_ranks[-1]))

@@ -34,7 +34,7 @@ from ringsim.traces.bandwidths import CEILINGS, ONE_GPU, Bandwidths, Regime, fin
 from ringsim.traces.display import Images, Style
 from ringsim.traces.events import NONE, OK, Ints
 from ringsim.traces.looks import LOOKS, Meaning, read_table
-from ringsim.traces.units import bytes_text, count, time_text
+from ringsim.traces.units import bytes_text, capitalise, count, time_text
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def _circumstances(metadata: dict[str, Any]) -> list[str]:
     if len(metadata.get("load") or ()) == 2:
         parts.append("load average {:.1f} before and {:.1f} after".format(*metadata["load"]))
     text = "; ".join(parts)
-    return [f"{text[0].upper()}{text[1:]}."] if text else []
+    return [f"{capitalise(text)}."] if text else []
 
 
 def _trace_message(found: Achieved, trace: Trace) -> tuple[str, str]:

@@ -36,6 +36,7 @@ from matplotlib.transforms import ScaledTranslation
 from ringsim.errors import ArgumentError, say
 from ringsim.provenance import describe_replay, footer
 from ringsim.traces.looks import LOOKS, contrast, read_table, readable_ink
+from ringsim.traces.units import capitalise
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -375,7 +376,7 @@ def dress(
     if compact:
         axis = next(filter(None, (panel.get_xlabel() for panel in panels)), "")
         known = filter(None, (title, subtitle, axis and f"Horizontal axis: {axis}", *notes))
-        caption = "\n".join(line[:1].upper() + line[1:].rstrip(".") + "." for line in known)
+        caption = "\n".join(capitalise(line).rstrip(".") + "." for line in known)
         ax.figure.text(0, 0, caption, visible=False, gid=CAPTION)
         return
     for size, colour, line in [*((9, INK, note) for note in notes[:-1]), (8.5, MUTED, notes[-1])]:

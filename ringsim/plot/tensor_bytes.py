@@ -15,12 +15,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Unpack
 
+import numpy as np
+
 from ringsim.errors import ArgumentError
 from ringsim.plot import sheet, style
 from ringsim.plot.rows import TimeAxis, label_time
 from ringsim.plot.timeline import timeline_picture
 from ringsim.traces.display import Style
-from ringsim.traces.events import BYTE_KINDS
+from ringsim.traces.events import BYTE_KINDS, LAST_BYTES
 from ringsim.traces.looks import LOOKS
 from ringsim.traces.units import bytes_text
 
@@ -59,6 +61,9 @@ def plot_memory(trace: Trace, *, ax: Axes | None = None, **look: Unpack[Style]) 
             "the trace contains no counts of bytes. Run the step inside `with "
             "ringsim.memory(model, optimizer):` on each rank."
         )
+    counted = trace.events.select(trace.events.counts_bytes)
+    is_last = np.array(counted.tables.labels)[counted.label] == LAST_BYTES
+    counts["block"] = np.cumsum(is_last) - is_last
     picture = timeline_picture(trace, draw_under=lambda ax, axis: _draw_panels(counts, ax, axis))
     return sheet.show([picture], ax, **look)
 
@@ -76,12 +81,13 @@ def _draw_panels(counts: pd.DataFrame, ax: Axes, axis: TimeAxis) -> None:
         place = 0, -number * (GAP_INCHES + PANEL_INCHES) * inch, 1, PANEL_INCHES * inch
         panel = ax.inset_axes(place, sharex=ax)
         own = counts[counts["rank"] == rank]
-        panel.stackplot(
-            axis.at(own["time_ns"]),
-            own[[*BYTE_KINDS]].T,
-            colors=[LOOKS[kind].light for kind in BYTE_KINDS],
-            step="post",
-        )
+        for _, block in own.groupby("block"):  # between two blocks, no bytes are known
+            panel.stackplot(
+                axis.at(block["time_ns"]),
+                block[[*BYTE_KINDS]].T,
+                colors=[LOOKS[kind].light for kind in BYTE_KINDS],
+                step="post",
+            )
         panel.set_ylim(0, most * 1.08)
         panel.set_yticks([0, most], ["0", bytes_text(most)])
         panel.grid(color=style.GRID)

@@ -26,7 +26,7 @@ from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, Tables, make_event
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, kind_text
 from ringsim.traces.looks import LOOKS
 from ringsim.traces.run_parts import join_events
-from ringsim.traces.units import count
+from ringsim.traces.units import capitalise, count
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def _notes(diagnosis: Diagnosis) -> list[str]:
         return []
     lines = [line.strip() for line in diagnosis.findings[0].message.splitlines()]
     # if ranks are stuck, the arrows' labels contain what the other lines say
-    return [line[:1].upper() + line[1:] for line in lines[: 1 if diagnosis.edges else MOST_NOTES]]
+    return [capitalise(line) for line in lines[: 1 if diagnosis.edges else MOST_NOTES]]
 
 
 def _edges_of(findings: tuple[Finding, ...]) -> tuple[Edge, ...]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
@@ -120,9 +120,9 @@ class Calibration:
     costs: Costs | None
     num_messages: int
     sizes_bytes: tuple[int, ...]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     gloo: GlooCosts | None = None
-    missing: tuple[str, ...] = field(default=())
+    missing: tuple[str, ...] = ()
     spread: float = 0.0
 
     @property
@@ -196,8 +196,7 @@ class Calibration:
             f"compute   {self.sleep_s * 1e6:.1f} us longer than requested, and "
             f"{self.around_s * 1e6:.1f} us around each call",
         ]
-        if self.gloo is not None:
-            gloo = self.gloo
+        if (gloo := self.gloo) is not None:
             first_ms, stall_ms = gloo.first_use_s * 1e3, gloo.stall_s * 1e3
             if gloo.awake is not None:
                 lines.append(f"awake     {_say(gloo.awake)}, while the cores are busy")
@@ -424,9 +423,11 @@ def find_typical(times: Ints) -> float:
 
     With five or more times, at least one is cut off at each end. The mean of no times is 0.
     """
-    ordered = np.sort(times[times <= np.median(times) + STALLED_S]) if len(times) else times
+    if not len(times):
+        return 0.0
+    ordered = np.sort(times[times <= np.median(times) + STALLED_S])
     cut = max(round(len(ordered) * TAIL), int(len(ordered) >= FEW))
-    return float(ordered[cut : len(ordered) - cut].mean()) if len(ordered) else 0.0
+    return float(ordered[cut : len(ordered) - cut].mean())
 
 
 def list_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
@@ -452,20 +453,20 @@ def list_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
     known = (events.done_ns != NONE) & (spans | (events.wait_ns != NONE)) & _counts(events)
     known &= events.post_ns > events.post_ns[find_marks(events)].max(initial=np.iinfo(np.int64).min)
     parts = [  # (events, their times, kind of moment)
-        (sends & known & ~early, events.post_ns, Moment.POST_SEND),
-        (sends & known & early, events.post_ns, Moment.POST_EARLY),
-        (recvs & known, events.post_ns, Moment.POST_RECV),
-        (collectives & known, events.post_ns, Moment.POST_COLLECTIVE),
+        (sends & ~early, events.post_ns, Moment.POST_SEND),
+        (sends & early, events.post_ns, Moment.POST_EARLY),
+        (recvs, events.post_ns, Moment.POST_RECV),
+        (collectives, events.post_ns, Moment.POST_COLLECTIVE),
         # otherwise, the rank did not wait
-        (both & known & (events.done_ns > events.wait_ns), events.wait_ns, Moment.WAIT),
-        (both & known, events.done_ns, Moment.DONE),
-        (spans & ~asleep & known, events.post_ns, Moment.BEGIN),
-        (asleep & known, events.post_ns, Moment.COMPUTE),
-        (spans & known & ~steps, events.done_ns, Moment.END),
-        (steps & known, events.done_ns, Moment.OTHER),
+        (both & (events.done_ns > events.wait_ns), events.wait_ns, Moment.WAIT),
+        (both, events.done_ns, Moment.DONE),
+        (spans & ~asleep, events.post_ns, Moment.BEGIN),
+        (asleep, events.post_ns, Moment.COMPUTE),
+        (spans & ~steps, events.done_ns, Moment.END),
+        (steps, events.done_ns, Moment.OTHER),
     ]
     index, time, kind = join_columns(
-        (np.flatnonzero(which), when[which], np.full(np.count_nonzero(which), what))
+        (some := np.flatnonzero(which & known), when[some], np.full(len(some), what))
         for which, when, what in parts
     )
     order = np.lexsort((kind, time, events.thread[index], events.rank[index]))

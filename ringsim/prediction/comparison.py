@@ -348,15 +348,13 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
     ]
     pairs = pair(real, virtual, alike)
     others = [
-        _count_others(trace.events, of, index)
+        int(((of != NONE) & (trace.events.kind != MARK)).sum() - (of[index] != NONE).sum())
         for trace, of, index in zip(runs, alike, pairs, strict=True)
     ]
     # a pair belongs to the step of its event in the first run
     numbers[1][pairs[1]] = numbers[0][pairs[0]]
     step = alike[0][pairs[0]]
-    real_done, virtual_done = (
-        trace.events.done_ns[index] for trace, index in zip(runs, pairs, strict=True)
-    )
+    real_done, virtual_done = real.events.done_ns[pairs[0]], virtual.events.done_ns[pairs[1]]
     done = (step != NONE) & (real_done != NONE) & (virtual_done != NONE)
     if not done.any():
         raise ArgumentError(
@@ -389,13 +387,6 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
     )
 
 
-def _count_others(events: Events, step: Ints, index: Ints) -> int:
-    """Returns the number of events that belong to a step but are not at ``index``."""
-    others = (step != NONE) & (events.kind != MARK)
-    others[index] = False
-    return int(np.count_nonzero(others))
-
-
 def _number_steps(events: Events, num_steps: int) -> Ints:
     """Returns the step of each event, or -1 outside the first ``num_steps`` steps.
 
@@ -423,11 +414,10 @@ def _find_extents(trace: Trace, index: Ints, num_steps: int) -> tuple[Ints, Ints
 
     In a run without steps, the operations at ``index`` form one step.
     """
+    extents = [(each.start.min(), each.end.max()) for each in list_steps(trace)[:num_steps]]
     if num_steps == 0:
-        begin, end = trace.events.post_ns[index].min(), trace.events.done_ns[index].max()
-        return np.array([begin]), np.array([end])
-    steps = list_steps(trace)[:num_steps]
-    begin, end = np.array([(each.start.min(), each.end.max()) for each in steps]).T
+        extents = [(trace.events.post_ns[index].min(), trace.events.done_ns[index].max())]
+    begin, end = np.array(extents).T
     return begin, end
 
 

@@ -170,7 +170,7 @@ def _list_collectives(trace: Trace, carrying: Link) -> Iterator[_Collectives]:
         & pairs[events.group]
     )
     kind = number_rows(events.op[known], events.group[known], events.size_bytes[known])
-    for number in range(int(kind.max(initial=-1)) + 1):
+    for number in np.unique(kind):
         alike = known[kind == number]
         name, size_bytes = OP_NAMES[events.op[alike[0]]], int(events.size_bytes[alike[0]])
         ranks = events.tables.groups[events.group[alike[0]]].ranks

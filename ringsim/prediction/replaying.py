@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
@@ -72,13 +72,15 @@ class Order:
         self.link: Link | None = None
         self.is_waited = (events.wait_ns != NONE) & (events.done_ns != NONE)
         self._list_moments(events)
-        # by event: its transfer (a message or a collective), the time that the transfer took, how
-        # many messages follow one another in it, and their size
-        self.transfer = np.full(len(events), NONE)
+        # by event: whether it belongs to a transfer (a message or a collective), the time that the
+        # transfer took, how many messages follow one another in it, and their size
+        self.moves = np.zeros(len(events), dtype=bool)
         self.took_ns, self.rounds, self.size_bytes = np.zeros((3, len(events)))
-        self.members: list[tuple[int, ...]] = []  # by transfer, its events; of a message, the send
-        self.edges: list[int] = []  # and the recv. By transfer, its link, or NONE
-        self.needs: dict[int, list[int]] = {}  # by event, if it does not need all members
+        # by transfer: the events that must be posted before it, and the events that end with it; of
+        # a message, the send and the recv. Messages come first
+        self.needs: list[Sequence[int]] = []
+        self.ends: list[Sequence[int]] = []
+        self.edges: list[int] = []  # by message, its link
         self._time_messages(events)
         self._time_collectives(events)
         self.computing_ns = np.bincount(
@@ -118,9 +120,9 @@ class Order:
         send, recv, edge = messages.send, messages.recv, number_rows(messages.src, messages.dst)
         sizes = np.maximum(events.size_bytes[send], 0)
         for side in (send, recv):
-            self.transfer[side], self.rounds[side] = np.arange(len(side)), 1
-            self.size_bytes[side] = sizes
-        self.members += zip(send.tolist(), recv.tolist(), strict=True)
+            self.moves[side], self.rounds[side], self.size_bytes[side] = True, 1, sizes
+        self.needs += zip(send.tolist(), recv.tolist(), strict=True)
+        self.ends += self.needs
         self.edges += edge.tolist()
         ready = np.maximum(events.post_ns[send], events.post_ns[recv]).astype(np.float64)
         took, is_seen = self._see(recv, ready)
@@ -149,20 +151,23 @@ class Order:
         counts = calls.complete[calls.call] & (events.op[calls.event] != OP_CODES["new_group"])
         counts &= sizes[events.group[calls.event]] > 1
         event, call = calls.event[counts], calls.call[counts]
-        known, number = np.unique(call, return_inverse=True)
-        self.transfer[event] = len(self.members) + number
-        self.members += map(calls.events_of, known.tolist())
-        self.edges += [NONE] * len(known)
+        self.moves[event] = True
         start = events.post_ns[calls.last[call]].astype(np.float64)
         done = np.maximum(events.done_ns, events.post_ns)[event]
-        for place in np.flatnonzero(self.is_waited[event] & (done < start)):
+        is_early = self.is_waited[event] & (done < start)  # these do not need all members
+        for place in np.flatnonzero(is_early):
             members = np.array(calls.events_of(int(call[place])))
             needed = members[events.post_ns[members] <= done[place]]
-            self.needs[int(event[place])] = needed.tolist()
+            self.needs.append(needed.tolist())
+            self.ends.append([int(event[place])])
             start[place] = events.post_ns[needed].max()
+        early = set(event[is_early].tolist())
+        for each in np.unique(call).tolist():
+            self.needs.append(calls.events_of(each))
+            self.ends.append([one for one in self.needs[-1] if one not in early])
         took, is_seen = self._see(event, start)
         kinds = number_rows(events.op[event], events.group[event], events.size_bytes[event])
-        for kind in range(int(kinds.max(initial=NONE)) + 1):
+        for kind in np.unique(kinds):
             alike = kinds == kind
             of_kind = event[alike]
             self.rounds[of_kind], self.size_bytes[of_kind] = count_rounds(
@@ -204,7 +209,7 @@ class _Clock:
         self._order, events = order, order.trace.events
         factors = np.array([edits.ranks.get(rank, 1) for rank in range(order.trace.world_size)])
         gaps = order.gap_ns * np.where(order.works, factors[order.rank], 1)
-        moves = order.transfer != NONE
+        moves = order.moves
         self._leaves = moves & (events.op == _SEND) & (edits.sends == "isend")
         waits = (order.kind == _DONE) & (moves & order.is_waited)[order.event]
         gaps[waits] = 0
@@ -218,19 +223,17 @@ class _Clock:
         self._gaps, self._took, self._event = gaps.tolist(), took.tolist(), order.event.tolist()
         self._posts = ((order.kind == _POST) & moves[order.event]).tolist()
         self._waits = (waits & ~self._leaves[order.event]).tolist()
-        self._transfer = order.transfer.tolist()
         self._until = [*order.begin[1:].tolist(), len(gaps)]
         self._next = order.begin.tolist()  # by thread
         self._at = [0.0] * len(gaps)  # the replayed time of each moment
         self._ended = [math.nan] * len(events)
         self._blocked: dict[int, tuple[int, float]] = {}  # thread and time, by awaited event
         self._free: dict[int, float] = defaultdict(float)  # by edge
-        self._missing = list(map(len, order.members))
-        self._lacks = {member: len(needs) for member, needs in order.needs.items()}
-        self._wanted: dict[int, list[int]] = defaultdict(list)  # the members that need an event
-        for member, needs in order.needs.items():
-            for one in needs:
-                self._wanted[one].append(member)
+        self._missing = list(map(len, order.needs))
+        self._wanted: dict[int, list[int]] = defaultdict(list)  # the transfers that need an event
+        for transfer, needs in enumerate(order.needs):
+            for event in needs:
+                self._wanted[event].append(transfer)
         self._due: list[tuple[float, int]] = []
 
     def run(self) -> Trace:
@@ -270,21 +273,19 @@ class _Clock:
         self._next[thread] = moment + 1
 
     def _post(self, event: int, time: float) -> None:
-        """Posts an operation, and starts its transfer if nothing is missing."""
-        for member in self._wanted.get(event, ()):
-            self._lacks[member] -= 1
-            if self._lacks[member] == 0:
-                self._end(member, time)
-        transfer = self._transfer[event]
-        self._missing[transfer] -= 1
-        if self._missing[transfer] == 0:
-            members, edge = self._order.members[transfer], self._order.edges[transfer]
-            if edge != NONE:
-                time = max(time, self._free[edge])
-                self._free[edge] = time + max(self._took[members[1]] - self._alpha_ns, 0)
-            for member in members:
-                if member not in self._lacks:
-                    self._end(member, time)
+        """Posts an operation, and starts the transfers for which nothing is missing any more."""
+        edges = self._order.edges
+        for transfer in self._wanted[event]:
+            self._missing[transfer] -= 1
+            if self._missing[transfer] > 0:
+                continue
+            ends, start = self._order.ends[transfer], time
+            if transfer < len(edges):  # a message
+                start = max(time, self._free[edges[transfer]])
+                took = max(self._took[ends[1]] - self._alpha_ns, 0)
+                self._free[edges[transfer]] = start + took
+            for one in ends:
+                self._end(one, start)
 
     def _end(self, event: int, start: float) -> None:
         """Ends an operation, and moves the thread on that waits for it."""

@@ -20,7 +20,7 @@ from typing import Any, overload
 import numpy as np
 
 from ringsim.diagnose.lateness import Activity
-from ringsim.errors import ArgumentError, check_integer, is_integer, say
+from ringsim.errors import ArgumentError, check_integer, say
 from ringsim.link import Link
 from ringsim.prediction.calibration import Calibration, calibrate
 from ringsim.provenance import note_doubts
@@ -29,8 +29,7 @@ from ringsim.schedules.costs import Costs
 from ringsim.schedules.schedule import Schedule
 from ringsim.simulator.api import simulate
 from ringsim.simulator.schedules import ScheduleRun, simulate_schedule
-from ringsim.traces.events import Ints
-from ringsim.traces.steps import StageActions, count_steps, find_step, in_step, list_steps
+from ringsim.traces.steps import count_steps, find_step, in_step, list_steps
 from ringsim.traces.units import time_text
 from ringsim.traces.value import Trace, check_trace
 
@@ -229,11 +228,7 @@ def scale(trace: Trace, *, world_size: int, num_microbatches: int | None = None)
 
 def _check_step(trace: Trace, world_size: int) -> None:
     check_trace("trace", trace)
-    if not is_integer(world_size) or world_size < 2:
-        raise ArgumentError(
-            f"world_size must be an integer of at least 2, got {say(world_size)}. "
-            "Pass the number of ranks to predict."
-        )
+    check_integer("world_size", world_size, 2, "Pass the number of ranks to predict.")
     if count_steps(trace.events) == 0:
         raise ArgumentError(
             "the trace contains no pipeline step. Record ranks that call "
@@ -317,18 +312,17 @@ def _spread_costs(found: Costs, stages: int, apart: float = 0.0) -> Costs:
 
     Each cost includes ``apart``, the time between two computations.
     """
-    kinds: dict[str, Any] = {}
-    for name in ("forward", "input", "weight", "backward"):
-        times = getattr(found, name)
-        kinds[name] = None if times is None else _spread(times, stages, apart)
-    return Costs(**kinds)
+    names = "forward", "input", "weight", "backward"
+    return Costs(*(_spread(getattr(found, name), stages, apart) for name in names))
 
 
-def _spread(times: Any, stages: int, apart: float) -> tuple[float, ...]:
-    """Derives the times of many stages from those of a few stages.
+def _spread(times: Any, stages: int, apart: float) -> Any:
+    """Derives the times of many stages from those of a few stages. None stays None.
 
     Kinds of computations that the schedule does not contain still cost 0.
     """
+    if times is None:
+        return None
     if not any(times):
         return (0.0,) * stages
     between = times[1:-1] or times
@@ -341,18 +335,10 @@ def _find_time_between(trace: Trace) -> float:
 
     This time consists of posting, and of the program itself.
     """
-    found: list[Ints] = []
+    activity, found = Activity(trace.events, trace.world_size), []
     for actions in list_steps(trace):
-        found += _list_between(trace, actions)
-    return float(np.median(np.concatenate(found))) * 1e-9 if found else 0.0
-
-
-def _list_between(trace: Trace, actions: StageActions) -> list[Ints]:
-    """Returns the unblocked times between computations in ns, for each rank in a step."""
-    activity = Activity(trace.events, trace.world_size)
-    found = []
-    for rank in actions.ranks:
-        own = actions.of(rank)
-        begin, end = own.end[:-1], own.start[1:]
-        found.append(end - begin - activity.blocked_between(rank, begin, end))
-    return found
+        for rank in actions.ranks:
+            own = actions.of(rank)
+            begin, end = own.end[:-1], own.start[1:]
+            found.append(end - begin - activity.blocked_between(rank, begin, end))
+    return float(np.median(np.concatenate(found))) * 1e-9

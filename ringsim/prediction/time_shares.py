@@ -113,7 +113,7 @@ def share_out(traces: Sequence[Trace], numbers: Sequence[Ints]) -> PartsTable:
 def _list_parts(trace: Trace) -> tuple[Ints, Ints, Ints]:
     """Returns each moment's event, part and time in seconds.
 
-    A moment in which a rank waits and then receives data becomes two moments.
+    Each moment occurs three times, because it may consist of waiting, first use and something else.
     """
     events = trace.events
     event, kind, seconds = list_moments(trace)
@@ -127,12 +127,12 @@ def _list_parts(trace: Trace) -> tuple[Ints, Ints, Ints]:
     late_s = wait_for_others(trace)[event] * 1e-9
     waited = np.where(blocked, np.minimum(late_s, seconds), 0.0)
     beyond = _find_first_uses(trace, event, part, seconds)
-    shared = [(event, part, seconds - waited - beyond)]
-    for spent, number in ((waited, _WAITING), (beyond, _FIRST_USE)):
-        some = spent > 0
-        shared.append((event[some], np.full(np.count_nonzero(some), number), spent[some]))
-    event, part, seconds = join_columns(shared)
-    return event, part, seconds
+    zero = np.zeros_like(part)
+    return (
+        np.tile(event, 3),
+        np.concatenate([part, zero + _WAITING, zero + _FIRST_USE]),
+        np.concatenate([seconds - waited - beyond, waited, beyond]),
+    )
 
 
 def _find_first_uses(trace: Trace, event: Ints, part: Ints, seconds: Ints) -> Ints:

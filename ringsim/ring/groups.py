@@ -76,9 +76,9 @@ from ringsim.comm.functions import MANAGING
 from ringsim.comm.log import pause_log
 from ringsim.comm.torch_private import default_store
 from ringsim.errors import ArgumentError, RendezvousFailed, RingError, is_number, read_whole
+from ringsim.ring.pairs import Pair, all_pairs, pair_name
 from ringsim.state import get_state
 
-Pair = tuple[int, int]
 PairGroups = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
 
 # the place of Gloo's addresses in a store is not documented, so untested versions of torch use the
@@ -238,26 +238,6 @@ def pairs_of(rank: int, ranks: Sequence[int]) -> tuple[Pair, Pair] | None:
         return None
     place = ranks.index(rank)
     return (ranks[place - 1], rank), (rank, ranks[(place + 1) % len(ranks)])
-
-
-def all_pairs(ranks: Sequence[int]) -> list[Pair]:
-    """Returns the pairs of a ring in order, or an empty list for a ring of one rank.
-
-    Example:
-        >>> all_pairs([2, 3, 5])
-        [(2, 3), (3, 5), (5, 2)]
-    """
-    return list(itertools.pairwise([*ranks, ranks[0]])) if len(ranks) > 1 else []
-
-
-def pair_name(pair: Pair) -> str:
-    """Returns the name of a pair's group, with the predecessor first.
-
-    Example:
-        >>> pair_name((2, 3)), pair_name((3, 0))
-        ('ring:2>3', 'ring:3>0')
-    """
-    return f"ring:{pair[0]}>{pair[1]}"
 
 
 def build_pair_groups(

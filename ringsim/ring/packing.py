@@ -10,10 +10,8 @@ import importlib
 import inspect
 import io
 import itertools
-import os
 import sys
 import types
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,9 +19,10 @@ import cloudpickle
 
 from ringsim.errors import ArgumentError, check_call
 from ringsim.traces.cells import name_cells
+from ringsim.traces.sites import RINGSIM, warn_user
 
+Call = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]  # a function and its arguments
 _LARGE_BYTES = 10_000_000
-_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -64,14 +63,14 @@ def pack_worker(
         ArgumentError: ``args`` is not a sequence, ``kwargs`` is not a dict, or a value that the
             function uses cannot be pickled; the message names the value and the line that uses it.
     """
-    values, named = check_call(args, kwargs)
+    call = worker, *check_call(args, kwargs)
     _add_strangers(getattr(worker, "__module__", None) or "__main__")
     try:
-        packed = pack((worker, values, named))
+        packed = pack(call)
     except Exception as error:
-        raise ArgumentError(_explain_unpicklable(worker, values, named, error)) from None
+        raise ArgumentError(_explain_unpicklable(call, error)) from None
     if len(packed) > _LARGE_BYTES:
-        _warn_large(worker, values, named, len(packed))
+        _warn_large(call, len(packed))
     return packed
 
 
@@ -110,10 +109,9 @@ def _can_be_imported(name: str) -> bool:
     return True
 
 
-def _captures(
-    worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Iterator[tuple[str, Any, int | None]]:
-    """Yields (description, value, line of use) for each value packed with ``worker``."""
+def _captures(call: Call) -> Iterator[tuple[str, Any, int | None]]:
+    """Yields (description, value, line of use) for each value packed with a call's function."""
+    worker, args, kwargs = call
     yield from ((f"argument {index} of args", value, None) for index, value in enumerate(args))
     yield from ((f"argument {name!r} of kwargs", value, None) for name, value in kwargs.items())
     function = inspect.unwrap(worker)
@@ -128,20 +126,15 @@ def _captures(
 
 def _line_of(function: types.FunctionType, name: str) -> int | None:
     """Returns the line on which ``function`` first uses the variable ``name``."""
-    line = None
     for instruction in dis.get_instructions(function):
-        if instruction.positions is not None and instruction.positions.lineno is not None:
-            line = instruction.positions.lineno
-        if instruction.argval == name and "LOAD" in instruction.opname:
-            return line
+        if instruction.argval == name and "LOAD" in instruction.opname and instruction.positions:
+            return instruction.positions.lineno
     return None
 
 
-def _explain_unpicklable(
-    worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception
-) -> str:
-    name = getattr(worker, "__name__", "worker")
-    culprit = _find_unpicklable(worker, args, kwargs, depth=3)
+def _explain_unpicklable(call: Call, error: Exception) -> str:
+    name = getattr(call[0], "__name__", "worker")
+    culprit = _find_unpicklable(call, depth=3)
     if culprit is None:
         return (
             f"cannot pickle {name} and the values it uses: {type(error).__name__}: {error}. "
@@ -150,25 +143,23 @@ def _explain_unpicklable(
     return f"{culprit}. Create it inside {name}, or pass the data from which it is built."
 
 
-def _find_unpicklable(
-    worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], depth: int
-) -> str | None:
+def _find_unpicklable(call: Call, depth: int) -> str | None:
     """Describes the first value that cannot be pickled and the place where it is used.
 
     Values used by other functions that the worker uses are also checked.
     """
-    for what, value, line in _captures(worker, args, kwargs):
+    for what, value, line in _captures(call):
         try:
             dumps(value)
         except Exception:
             if (
                 isinstance(value, types.FunctionType)
                 and depth > 0
-                and (inner := _find_unpicklable(value, (), {}, depth - 1))
+                and (inner := _find_unpicklable((value, (), {}), depth - 1))
             ):
                 return inner
             kind, where = f"{type(value).__module__}.{type(value).__qualname__}", ""
-            code = getattr(inspect.unwrap(worker), "__code__", None)
+            code = getattr(inspect.unwrap(call[0]), "__code__", None)
             if code is not None and line is not None:
                 file = name_cells([code.co_filename]).get(code.co_filename, code.co_filename)
                 where = f" ({file}, line {line}, in {code.co_name})"
@@ -176,19 +167,13 @@ def _find_unpicklable(
     return None
 
 
-def _warn_large(
-    worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], total_bytes: int
-) -> None:
+def _warn_large(call: Call, total_bytes: int) -> None:
     """Warns that a large amount of data is sent to each rank, and names the largest value."""
-    sizes = {what: len(dumps(value)) for what, value, _ in _captures(worker, args, kwargs)}
+    sizes = {what: len(dumps(value)) for what, value, _ in _captures(call)}
     largest = max(sizes, key=lambda what: sizes[what], default="the worker")
-    frame: types.FrameType | None = sys._getframe(1)
-    level = 2
-    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(
+    message = (
         f"ringsim sends {total_bytes / 1e6:.1f} MB to every rank; the largest part is {largest} "
         f"({sizes.get(largest, total_bytes) / 1e6:.1f} MB). Create large data inside the worker, "
-        "or load it there from a file.",
-        stacklevel=level,
+        "or load it there from a file."
     )
+    warn_user(message, UserWarning, (RINGSIM,))

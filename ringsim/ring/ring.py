@@ -17,7 +17,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,12 +28,11 @@ from ringsim.environment import HERE, discover
 from ringsim.errors import ArgumentError, RingError
 from ringsim.ring.groups import (
     RingArguments,
-    all_pairs,
     build_on_clock,
     build_on_torch,
     check_ring_arguments,
-    pair_name,
 )
+from ringsim.ring.pairs import Pair, all_pairs, pair_name
 from ringsim.ring.printing import restore_output, suppress_output
 from ringsim.state import change_state, get_state
 
@@ -108,7 +107,7 @@ class Ring:
         )
 
     @property
-    def group_pairs(self) -> list[tuple[str, tuple[int, int]]]:
+    def group_pairs(self) -> list[tuple[str, Pair]]:
         """The name and (predecessor, successor) of every group in this ring, in order.
 
         This rank belongs to only two of these groups.
@@ -217,25 +216,23 @@ def initialize(*args: Any, listen_socket: socket.socket | None = None, **named_a
     elif ring is not None:
         _check_same(ring, wanted, backend)
         return ring
+    clock = get_state().clock
     with ExitStack() as undo:
-        if get_state().clock is None:
+        if clock is None:
             groups, ranks = build_on_torch(wanted, listen_socket, undo)
         else:
             groups, ranks = build_on_clock(wanted, undo)
         place = ranks.index(wanted.rank)
+        values = vars(wanted) | {"ranks": ranks}
+        del values["by_hosts"]
         ring = Ring(
-            **{
-                name: value
-                for name, value in vars(wanted).items()
-                if name not in ("ranks", "by_hosts")
-            },
-            ranks=ranks,
+            **values,
             pred=ranks[place - 1],
             succ=ranks[(place + 1) % len(ranks)],
             pred_group=groups[0],
             succ_group=groups[1],
             backend=backend,
-            in_order=wanted.comm_device == "gpu" or _is_virtually_in_order(),
+            in_order=wanted.comm_device == "gpu" if clock is None else clock.in_order,
             take_down=undo.pop_all().close,
         )
     change_state(ring=ring)
@@ -351,12 +348,6 @@ def destroy_distributed() -> None:
         ring.take_down()
 
 
-def _is_virtually_in_order() -> bool:
-    """Returns whether this is a simulated rank that runs a group's operations one by one."""
-    clock = get_state().clock
-    return clock is not None and clock.in_order
-
-
 def _known() -> dict[str, Any]:
     """Returns the arguments that are known from the existing ring or default process group."""
     ring: Ring | None = get_state().ring
@@ -392,16 +383,14 @@ def _check_same(ring: Ring, wanted: RingArguments, backend: str) -> None:
         )
     if wanted.by_hosts and sorted(ring.ranks) == sorted(wanted.ranks):
         wanted = replace(wanted, ranks=ring.ranks)  # in host order, which does not change
-    for each in fields(RingArguments):
-        if each.name == "by_hosts":
+    for name, value in vars(wanted).items():
+        if name == "by_hosts" or (name == "timeout_s" and value == _DEFAULT_TIMEOUT_S):
             continue
-        is_value, wanted_value = getattr(ring, each.name), getattr(wanted, each.name)
-        if wanted_value != is_value and not (
-            each.name == "timeout_s" and wanted_value == _DEFAULT_TIMEOUT_S
-        ):
-            name = "ring_ranks" if each.name == "ranks" else each.name
+        existing = getattr(ring, name)
+        if value != existing:
+            argument = "ring_ranks" if name == "ranks" else name
             raise ArgumentError(
-                f"{name} must be {is_value!r}, as in the existing ring, got {wanted_value!r} "
+                f"{argument} must be {existing!r}, as in the existing ring, got {value!r} "
                 f"(rank {ring.rank} of {ring.world_size}). Use the existing ring "
                 "(current_ring), or call destroy_distributed on every rank first."
             )

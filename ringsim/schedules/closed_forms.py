@@ -38,6 +38,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from ringsim.errors import ArgumentError, ScheduleError
 from ringsim.schedules import find_num_chunks
@@ -407,17 +408,13 @@ def _check_enough(step: Step) -> None:
 
 
 def _times(costs: Costs) -> tuple[Time, Time, Time, Time]:
-    f, i, w, b = costs.forward, costs.input, costs.weight, costs.backward
-    if (
-        isinstance(f, Sequence)
-        or isinstance(i, Sequence)
-        or isinstance(w, Sequence)
-        or isinstance(b, Sequence)
-    ):
+    times: Any = costs.forward, costs.input, costs.weight, costs.backward
+    if any(isinstance(each, Sequence) for each in times):
         raise ScheduleError(
             f"costs must be the same for all stages, got {costs}. Use evaluate, gpipe_makespan "
             "or one_f_one_b_bound."
         )
+    f, i, w, b = times
     return f, i, w, i + w if b is None else b
 
 

@@ -90,9 +90,7 @@ class Costs:
             ArgumentError: the times are given per stage, but no time is given for this stage.
         """
         if action.kind == "B" and self.backward is None:
-            return self.get_duration(action._replace(kind="I")) + self.get_duration(
-                action._replace(kind="W")
-            )
+            return sum(self.get_duration(action._replace(kind=kind)) for kind in "IW")
         name = _NAMES[action.kind]
         cost: Time | Sequence[Time] = getattr(self, name)
         if not isinstance(cost, Sequence):

@@ -37,7 +37,7 @@ def try_cures(schedule: Schedule, costs: Costs, semantics: Semantics) -> dict[st
     """
     cures: dict[str, Time | None] = {}
     for name, changed, then in _list_changes(schedule, semantics, overlap=bool(costs.overlap)):
-        run, _ = play(changed, costs, then, batched=name == _BATCH)
+        run = play(changed, costs, then, batched=name == _BATCH)
         # every message is needed, so no rank waits for a send after the last computation
         end = max(times[-1][1] for times in run.times if times)
         cures[name] = None if run.blocked else end

@@ -28,6 +28,7 @@ schedule that contains its sends and receives keeps its order, and may hang.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,7 +37,7 @@ from ringsim.schedules.costs import Costs, Time
 from ringsim.schedules.cures import describe_cures, try_cures
 from ringsim.schedules.lowering import lower_checked, lower_in_step
 from ringsim.schedules.playing import play
-from ringsim.schedules.programs import Run, Semantics, read_semantics
+from ringsim.schedules.programs import Blocked, Run, Semantics, read_semantics
 from ringsim.schedules.schedule import Action, Schedule
 
 if TYPE_CHECKING:
@@ -100,11 +101,10 @@ class Evaluation:
     @property
     def busy(self) -> tuple[Time, ...]:
         """The time that each rank spends computing; two actions that overlap count once."""
-        rows = [self.get_computations(rank) for rank in range(self.schedule.num_ranks)]
         return tuple(
             sum(timed.end - timed.start for timed in row)
             - sum(max(0, one.end - then.start) for one, then in pairwise(row))
-            for row in rows
+            for row in self._rows
         )
 
     @property
@@ -163,14 +163,13 @@ class Evaluation:
     @property
     def _spans(self) -> list[tuple[Time, Time]]:
         """Returns the start of each rank's first computation and the end of its last."""
-        rows = [self.get_computations(rank) for rank in range(self.schedule.num_ranks)]
         return [
-            (
-                min((timed.start for timed in row), default=0),
-                max((timed.end for timed in row), default=0),
-            )
-            for row in rows
+            (row[0].start, max(timed.end for timed in row)) if row else (0, 0) for row in self._rows
         ]
+
+    @cached_property
+    def _rows(self) -> list[tuple[TimedAction, ...]]:
+        return [*map(self.get_computations, range(self.schedule.num_ranks))]
 
 
 class Cycle(tuple[tuple[int, Action], ...]):
@@ -248,26 +247,26 @@ def evaluate(
         ringsim.errors.Deadlock: the schedule cannot finish, because ranks wait for each other: ...
     """
     costs = costs or Costs()
-    lowered = lower_for(schedule, semantics, overlap=bool(costs.overlap))
+    lowered = lower_for(schedule, costs, semantics)
     costs.check(schedule.num_stages)
-    return _collect(*play_through(lowered, costs, semantics), lowered, costs)
+    return _collect(play_through(lowered, costs, semantics), lowered, costs)
 
 
 def lower_for(
-    schedule: Schedule, semantics: Semantics, *, whole: bool = False, overlap: bool = False
+    schedule: Schedule, costs: Costs, semantics: Semantics, *, whole: bool = False
 ) -> Schedule:
     """Checks a schedule, and inserts sends and receives as the executor does.
 
     Args:
         schedule: any schedule; if it is already lowered, its own sends and receives are checked.
+        costs: the costs, which decide whether two actions in ``OVERLAP_F_B`` remain a pair.
         semantics: the condition under which a message starts, as for `evaluate`.
         whole: whether every stage must do the forward and backward of every microbatch.
-        overlap: whether two actions in ``OVERLAP_F_B`` remain a pair.
 
     Raises:
         ArgumentError, ScheduleError, Deadlock: as for `evaluate`.
     """
-    in_order = read_semantics(semantics).in_order
+    in_order, overlap = read_semantics(semantics).in_order, bool(costs.overlap)
     lowered = lower_checked(schedule, whole=whole, overlap=overlap)
     if not in_order or schedule.lowered:
         return lowered
@@ -276,27 +275,21 @@ def lower_for(
     return lower_in_step(schedule, overlap=overlap)
 
 
-def play_through(
-    lowered: Schedule, costs: Costs, semantics: Semantics
-) -> tuple[Run, list[list[int]]]:
+def play_through(lowered: Schedule, costs: Costs, semantics: Semantics) -> Run:
     """Runs a lowered schedule, like ``play``. Raises Deadlock if ranks wait for each other."""
-    run, owners = play(lowered, costs, semantics)
+    run = play(lowered, costs, semantics)
     if not run.blocked:
-        return run, owners
-
-    def find(rank: int, position: int) -> Action:
-        return lowered.actions[rank][owners[rank][position]]
-
+        return run
     in_order = read_semantics(semantics).in_order
-    cycle = Cycle((stuck.rank, find(stuck.rank, stuck.position)) for stuck in run.cycle)
+    cycle = Cycle((stuck.rank, _find_blocked(stuck, lowered)) for stuck in run.cycle)
     cycle.num_ranks, cycle.semantics = lowered.num_ranks, semantics
     cycle.labels, waits = [], []
-    for (rank, action), stuck, then in zip(
-        cycle, run.cycle, [*run.cycle[1:], run.cycle[0]], strict=True
+    heads = [lowered.actions[stuck.rank][stuck.head] for stuck in run.cycle]
+    for (rank, action), stuck, head, then in zip(
+        cycle, run.cycle, heads, heads[1:] + heads[:1], strict=True
     ):
-        head = find(rank, stuck.head)
         label = f"{action} behind {head}" if stuck.post != stuck.head else str(action)
-        after = f", which comes after {find(then.rank, then.head)}" if in_order else ""
+        after = f", which comes after {then}" if in_order else ""
         waits.append(
             f"rank {rank} waits in {label} for {head.other_side} on rank {stuck.peer}{after}"
         )
@@ -309,23 +302,29 @@ def play_through(
     raise Deadlock(f"{cycle.message} {remedy}", diagnosis=cycle)
 
 
-def _collect(run: Run, owners: list[list[int]], schedule: Schedule, costs: Costs) -> Evaluation:
-    rows = [[TimedAction(action, 0, 0) for action in row] for row in schedule.actions]
-    for rank, row in enumerate(rows):
-        for owner, (start, end) in zip(owners[rank], run.times[rank], strict=True):
-            action = schedule.actions[rank][owner]
-            if action.overlaps:
-                end = start + costs.get_duration(action)
-            row[owner] = TimedAction(action, start, end)
+def _find_blocked(stuck: Blocked, lowered: Schedule) -> Action:
+    """Returns the action that blocks a rank; at the end of the step, this is a send."""
+    row = lowered.actions[stuck.rank]
+    return row[stuck.position if stuck.position < len(row) else stuck.post]
+
+
+def _collect(run: Run, schedule: Schedule, costs: Costs) -> Evaluation:
+    rows = [
+        [
+            TimedAction(
+                action, start, start + costs.get_duration(action) if action.overlaps else end
+            )
+            for action, (start, end) in zip(
+                row, times, strict=False
+            )  # waits come after the actions
+        ]
+        for row, times in zip(schedule.actions, run.times, strict=True)
+    ]
     messages = []
-    for message in run.messages:
-        send, receive = owners[message.source][message.send], owners[message.rank][message.receive]
-        action = schedule.actions[message.source][send]
-        messages.append(
-            TimedMessage(action, message.source, message.rank, message.posted, message.arrived)
-        )
-        rows[message.source][send] = TimedAction(action, message.posted, message.arrived)
-        rows[message.rank][receive] = rows[message.rank][receive]._replace(end=message.arrived)
+    for source, send, rank, receive, posted, arrived in run.messages:
+        messages.append(TimedMessage(rows[source][send].action, source, rank, posted, arrived))
+        for one, place in ((source, send), (rank, receive)):
+            rows[one][place] = rows[one][place]._replace(end=arrived)
     return Evaluation(schedule, tuple(map(tuple, rows)), tuple(messages))
 
 
@@ -361,7 +360,7 @@ def validate(schedule: Schedule, semantics: Semantics = "rendezvous") -> None:
         ringsim.errors.ScheduleError: stage 0 has no backward pass for microbatch 1 (rank 0). Add 0B1, or 0I1 and 0W1.
     """  # noqa: E501
     try:
-        play_through(lower_for(schedule, semantics, whole=True), Costs(), semantics)
+        play_through(lower_for(schedule, Costs(), semantics, whole=True), Costs(), semantics)
     except Deadlock as stuck:
         rank, action = stuck.diagnosis[0]
         position = schedule.actions[rank].index(action)

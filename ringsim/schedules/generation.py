@@ -160,6 +160,22 @@ def plan_steps(
         before = job
 
 
+def order_posts(step: RingStep, stage: int, async_comm: bool) -> list[list[bool]]:
+    """Returns the posts of a step, of which True is the send, in the order of a stage.
+
+    The stage waits for all posts in a list before it goes on to the next list.
+
+    Example:
+        >>> step = RingStep(TokenJob(0, 0), TokenJob(1, 0), TokenJob(1, 0))
+        >>> order_posts(step, 0, False), order_posts(step, 1, False), order_posts(step, 1, True)
+        ([[False], [True]], [[True], [False]], [[True, False]])
+    """
+    posts = [True] * (step.send is not None) + [False] * (step.receive is not None)
+    if async_comm:
+        return [posts]
+    return [[sends] for sends in (posts if stage else reversed(posts))]  # stage 0 receives first
+
+
 def time_generation(
     num_stages: int,
     num_inner_iterations: int,
@@ -202,34 +218,17 @@ def time_generation(
     for stage in range(num_stages):
         operations: list[Instruction] = []
         for step in plan_steps(stage, num_stages, jobs, num_tokens):
-            operations += _list_messages(step, stage, num_stages, len(operations), async_comm)
+            for posts in order_posts(step, stage, async_comm):
+                first = len(operations)
+                operations += [
+                    Send((stage + 1) % num_stages) if sends else Receive((stage - 1) % num_stages)
+                    for sends in posts
+                ]
+                operations += map(Wait, range(first, len(operations)))
             if step.compute is not None:
                 operations.append(Compute(decode if step.compute.token else prefill))
         programs.append(operations)
     return run_programs(programs, latency=latency)
-
-
-def _list_messages(
-    step: RingStep, stage: int, num_stages: int, position: int, async_comm: bool
-) -> list[Instruction]:
-    """Returns the posts and waits of a step.
-
-    ``position`` is the position of the first one in the stage's list.
-    """
-    posts: list[Instruction] = []
-    if step.send is not None:
-        posts.append(Send((stage + 1) % num_stages))
-    if step.receive is not None:
-        posts.append(Receive((stage - 1) % num_stages))
-    if async_comm:
-        return [*posts, *(Wait(position + index) for index in range(len(posts)))]
-    if stage == 0:
-        posts.reverse()  # stage 0 receives first
-    return [
-        operation
-        for index, post in enumerate(posts)
-        for operation in (post, Wait(position + 2 * index))
-    ]
 
 
 _STARVED = (

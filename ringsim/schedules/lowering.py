@@ -57,7 +57,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, zip_longest
+from itertools import zip_longest
+from typing import Any
 
 from ringsim.errors import ScheduleError, check_integer
 from ringsim.schedules.schedule import (
@@ -69,7 +70,6 @@ from ringsim.schedules.schedule import (
     join_pairs,
 )
 
-_Post = tuple[Action, int]  # an action and its position
 _BACKWARD = ("B", "I")  # both compute the gradient that the previous stage waits for
 
 
@@ -84,7 +84,7 @@ def get_send(action: Action, stage_ranks: Sequence[int]) -> Action | None:
         >>> print(get_send(Action(0, "F", 0), stage_ranks=(0, 0)))
         None
     """
-    return _message(action, stage_ranks, prefix="SEND", step=1)
+    return _message(action, stage_ranks, "SEND")
 
 
 def get_recv(action: Action, stage_ranks: Sequence[int]) -> Action | None:
@@ -96,32 +96,27 @@ def get_recv(action: Action, stage_ranks: Sequence[int]) -> Action | None:
         >>> [str(get_recv(Action(1, kind, 0), stage_ranks=(0, 1, 2))) for kind in "FBIW"]
         ['1RECV_F0', '1RECV_B0', '1RECV_B0', 'None']
     """
-    return _message(action, stage_ranks, prefix="RECV", step=-1)
+    return _message(action, stage_ranks, "RECV")
 
 
-def _message(
-    action: Action, stage_ranks: Sequence[int], *, prefix: str, step: int
-) -> Action | None:
-    """Returns an action's message to or from the stage ``step`` stages further along.
-
-    For a forward, further along means up; for a backward, down.
-    """
-    if action.kind == "F":
-        direction, other = "F", action.stage + step
-    elif action.kind in _BACKWARD:
-        direction, other = "B", action.stage - step
-    else:
+def _message(action: Action, stage_ranks: Sequence[int], prefix: str) -> Action | None:
+    """Returns an action's message to or from a different rank, or None."""
+    stage, kind, microbatch = action
+    if kind not in "FBI":
         return None
-    if not 0 <= other < len(stage_ranks) or stage_ranks[other] == stage_ranks[action.stage]:
+    message = Action(stage, f"{prefix}_{'F' if kind == 'F' else 'B'}", microbatch)
+    other = message.other_side.stage
+    if not 0 <= other < len(stage_ranks) or stage_ranks[other] == stage_ranks[stage]:
         return None
-    return Action(action.stage, f"{prefix}_{direction}", action.microbatch)
+    return message
 
 
 def get_needs(action: Action, stage_ranks: Sequence[int]) -> list[tuple[Action, ...]]:
-    """Returns a computation's needs: the actions that must precede it on the same rank.
+    """Returns an action's needs: the actions that must precede it on the same rank.
 
-    Each need is a tuple of actions, any of which meets the need, because a gradient comes from
-    ``B`` or from ``I``.
+    A computation needs its data, and a send needs the computation of its payload. Each need is a
+    tuple of actions, any of which meets the need, because a gradient comes from ``B`` or from
+    ``I``.
 
     Example:
         >>> get_needs(
@@ -134,20 +129,20 @@ def get_needs(action: Action, stage_ranks: Sequence[int]) -> list[tuple[Action, 
     stage, kind, microbatch = action
     if kind == "W":
         return [(Action(stage, "I", microbatch),)]
-    needs: list[tuple[Action, ...]] = (
-        [(Action(stage, "F", microbatch),)] if kind in _BACKWARD else []
-    )
+    if kind in RECV_KINDS:
+        return []
+    makers = ("F",) if kind in ("F", "SEND_F") else _BACKWARD
+    if kind in SEND_KINDS:
+        return [tuple(Action(stage, each, microbatch) for each in makers)]
+    needs: list[tuple[Action, ...]] = []
+    if kind in _BACKWARD:
+        needs.append((Action(stage, "F", microbatch),))
     source = stage - 1 if kind == "F" else stage + 1
     recv = get_recv(action, stage_ranks)
     if recv is not None:
         needs.append((recv,))
     elif 0 <= source < len(stage_ranks):
-        needs.append(
-            tuple(
-                Action(source, made_by, microbatch)
-                for made_by in (("F",) if kind == "F" else _BACKWARD)
-            )
-        )
+        needs.append(tuple(Action(source, each, microbatch) for each in makers))
     return needs
 
 
@@ -241,8 +236,8 @@ def _check_order(schedule: Schedule) -> None:
     for rank, row in enumerate(schedule.actions):
         done: set[Action] = set()
         for position, action in enumerate(row):
-            for need in _get_needs(action, schedule.stage_ranks, with_recvs=lowered):
-                if done.isdisjoint(need):
+            for need in get_needs(action, schedule.stage_ranks):
+                if done.isdisjoint(need) and (lowered or need[0].is_compute):
                     names = " or ".join(map(str, need))
                     where = f"(rank {rank}, position {position})"
                     raise ScheduleError(
@@ -253,27 +248,12 @@ def _check_order(schedule: Schedule) -> None:
                 done.update(row[max(position - 1, 0) : position + 1])
 
 
-def _get_needs(
-    action: Action, stage_ranks: tuple[int, ...], *, with_recvs: bool
-) -> list[tuple[Action, ...]]:
-    """Returns the actions that an action needs on its own rank.
-
-    These include a computation's receive only if ``with_recvs`` is set.
-    """
-    if action.is_compute:
-        return [need for need in get_needs(action, stage_ranks) if with_recvs or need[0].is_compute]
-    if action.kind in RECV_KINDS:
-        return []
-    makers = (action._replace(kind=kind) for kind in ("F", "B", "I"))
-    return [tuple(maker for maker in makers if get_send(maker, stage_ranks) == action)]
-
-
 def _check_messages(schedule: Schedule) -> None:
     """Raises an error for sends and receives that do not match.
 
     Between two ranks, the k-th receive must receive the k-th send.
     """
-    posts: dict[tuple[int, int], tuple[list[_Post], list[_Post]]] = {}
+    posts: dict[tuple[int, int], tuple[list[Any], list[Any]]] = {}
     for rank, row in enumerate(schedule.actions):
         for position, action in enumerate(row):
             if not action.is_compute:
@@ -282,18 +262,18 @@ def _check_messages(schedule: Schedule) -> None:
                 channel = (peer, rank) if is_recv else (rank, peer)
                 posts.setdefault(channel, ([], []))[is_recv].append((action, position))
     for (source, rank), both in sorted(posts.items()):
-        for sent, received in zip_longest(*both):
+        for (sent, left), (received, place) in zip_longest(*both, fillvalue=(None, -1)):
             if sent is None:
-                action, got = received[0], "nothing"
-                where = f"(rank {rank}, position {received[1]}, from rank {source})"
-            elif received is None or sent[0].other_side != received[0]:
-                action, got = sent[0], "nothing" if received is None else str(received[0])
-                where = f"(rank {source}, position {sent[1]}, to rank {rank})"
+                where = f"rank {rank}, position {place}, from rank {source}"
+            elif sent.other_side != received:
+                where = f"rank {source}, position {left}, to rank {rank}"
             else:
                 continue
+            post: Any = sent or received
             raise ScheduleError(
-                f"{action} needs {action.other_side} on the other side, but meets {got} {where}. "
-                "Write sends and receives in the same order."
+                f"{post} needs {post.other_side} on the other side, but meets "
+                f"{(sent and received) or 'nothing'} ({where}). Write sends and receives in the "
+                "same order."
             )
 
 
@@ -351,12 +331,18 @@ def lower(schedule: Schedule, *, ahead: int = 1, overlap: bool = False) -> Sched
     if schedule.lowered:
         return schedule
     schedule = schedule if overlap else _take_apart(schedule)
-    receives = _list_receives(schedule)
-    rows = (
-        _lower_row(row, schedule.stage_ranks, receives[rank], ahead)
-        for rank, row in enumerate(schedule.actions)
-    )
-    return replace(schedule, actions=tuple(map(tuple, rows)))
+    rows = []
+    for row, receives in zip(schedule.actions, _list_receives(schedule), strict=True):
+        lowered: list[Action] = []
+        position = 0
+        for item in join_pairs(row):
+            position += len(item)
+            while receives and receives[-1][0] - ahead < position:
+                lowered.append(receives.pop()[1])
+            lowered += item
+            lowered += filter(None, [get_send(action, schedule.stage_ranks) for action in item])
+        rows.append(tuple(lowered))
+    return replace(schedule, actions=tuple(rows))
 
 
 def _take_apart(schedule: Schedule) -> Schedule:
@@ -404,46 +390,22 @@ def check_ahead(ahead: int) -> None:
     )
 
 
-def _lower_row(
-    row: tuple[Action, ...],
-    stage_ranks: tuple[int, ...],
-    receives: list[tuple[int, Action]],
-    ahead: int,
-) -> list[Action]:
-    """Returns a rank's row with its sends and receives.
-
-    ``receives`` lists each receive with the position of the computation that it must precede, in
-    order.
-    """
-    lowered: list[Action] = []
-    waiting = list(reversed(receives))
-    position = 0
-    for item in join_pairs(row):
-        position += len(item)
-        while waiting and waiting[-1][0] - ahead < position:
-            lowered.append(waiting.pop()[1])
-        lowered += item
-        lowered += filter(None, [get_send(action, stage_ranks) for action in item])
-    return lowered
-
-
 def _list_receives(schedule: Schedule) -> list[list[tuple[int, Action]]]:
-    """Lists each rank's receives in the order in which the rank must post them.
+    """Lists each rank's receives, with the positions of the computations that they must precede.
 
-    Each receive comes with the position of the computation that it must precede.
+    The receive that a rank must post first comes last.
     """
     needed, sent = _find_messages(schedule)
-    channels: dict[tuple[int, int], list[Action]] = {}
-    for recv, (source, _) in sent.items():
-        channels.setdefault((source, needed[recv][0]), []).append(recv)
+    earliest: dict[tuple[int, int], int] = {}  # of the receives of a channel so far
     receives: list[list[tuple[int, Action]]] = [[] for _ in schedule.actions]
-    for (_, rank), channel in channels.items():
-        channel.reverse()
+    for recv, (source, _) in reversed(sent.items()):
+        rank, position = needed[recv]
         # before the action that needs the receive, and any that needs a later one of its channel
-        positions = accumulate((needed[recv][1] for recv in channel), min)
-        receives[rank] += reversed([*zip(positions, channel, strict=True)])
+        position = min(position, earliest.get((source, rank), position))
+        earliest[source, rank] = position
+        receives[rank].append((position, recv))
     # a stable sort: each channel keeps its order
-    return [sorted(each, key=lambda item: item[0]) for each in receives]
+    return [sorted(each, key=lambda item: -item[0]) for each in receives]
 
 
 def _find_messages(

@@ -69,7 +69,6 @@ from itertools import pairwise
 
 from ringsim.schedules.schedule import (
     Order,
-    Phase,
     PhasedRow,
     PhasedRows,
     Schedule,
@@ -163,10 +162,7 @@ def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
         Qi et al., Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241, section 2.1 and
         figure 3.
     """
-    check_counts(num_ranks, num_microbatches)
-    p, played = num_ranks, max(num_microbatches, num_ranks)
-    rows = [_row(warm_up=p - 1 - rank, put_off=rank, num_microbatches=played) for rank in range(p)]
-    return phased("zb_h1", num_microbatches, rows, num_played=played)
+    return _zero_bubble("zb_h1", num_ranks, num_microbatches, 1)
 
 
 def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -193,28 +189,29 @@ def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
         Qi et al., Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241, section 2.2 and
         figure 3.
     """
-    check_counts(num_ranks, num_microbatches)
-    p, played = num_ranks, max(num_microbatches, 2 * num_ranks - 1)
-    rows = [
-        _row(warm_up=2 * (p - 1 - rank), put_off=2 * rank, num_microbatches=played)
-        for rank in range(p)
-    ]
-    return phased("zb_h2", num_microbatches, rows, num_played=played)
+    return _zero_bubble("zb_h2", num_ranks, num_microbatches, 2)
 
 
-def _row(warm_up: int, put_off: int, num_microbatches: int) -> list[Phase]:
-    """Returns a rank's phases.
+def _zero_bubble(name: str, num_ranks: int, num_microbatches: int, distance: int) -> Schedule:
+    """Returns ZB-H1 or ZB-H2.
 
-    The rank starts with ``warm_up`` forwards, and always computes the weights' gradients
-    ``put_off`` microbatches late.
+    From rank to rank, the warm-up gets shorter by ``distance`` forwards, and the weights' gradients
+    are computed ``distance`` microbatches later.
     """
-    return [
-        (warm_up, "F"),
-        (put_off, "F I"),
-        (num_microbatches - warm_up - put_off, "F I W"),
-        (warm_up, "I W"),
-        (put_off, "W"),
-    ]
+    check_counts(num_ranks, num_microbatches)
+    delays = [distance * rank for rank in range(num_ranks)]
+    played = max(num_microbatches, delays[-1] + 1)
+    rows = []
+    for warm_up, put_off in zip(reversed(delays), delays, strict=True):
+        phases = [
+            (warm_up, "F"),
+            (put_off, "F I"),
+            (played - delays[-1], "F I W"),
+            (warm_up, "I W"),
+            (put_off, "W"),
+        ]
+        rows.append(phases)
+    return phased(name, num_microbatches, rows, num_played=played)
 
 
 def interleaved_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
@@ -255,7 +252,7 @@ def interleaved_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int = 2)
     for rank, warm_up in enumerate(warm_ups):
         order = Order(range(rank, v * p, p), rounds)
         phases = ((warm_up, "F"), (m * v - warm_up, "F B"), (warm_up, "B"))
-        rows.append(PhasedRow(phases, (order,), (order.reverse_stages(),), m))
+        rows.append(PhasedRow(phases, (order,), (Order(order.stages[::-1], rounds),), m))
     return Schedule("interleaved_1f1b", m, tuple(range(p)) * v, PhasedRows(rows))
 
 
@@ -333,9 +330,8 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
             (rank, "W0"),
         ]
         rows.append(phases)
-    return phased(
-        "zb_v", num_microbatches, rows, [(rank, 2 * p - 1 - rank) for rank in range(p)], played
-    )
+    stages = [(rank, 2 * p - 1 - rank) for rank in range(p)]
+    return phased("zb_v", num_microbatches, rows, stages, played)
 
 
 def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -388,10 +384,5 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
             (rank + 1, "W"),
         ]
         rows.append(phases)
-    return phased(
-        "dualpipe_v",
-        num_microbatches,
-        rows,
-        [(rank, 2 * p - 1 - rank) for rank in range(p)],
-        played,
-    )
+    stages = [(rank, 2 * p - 1 - rank) for rank in range(p)]
+    return phased("dualpipe_v", num_microbatches, rows, stages, played)

@@ -1,14 +1,16 @@
 """Plays lowered schedules as send-and-receive programs.
 
-A computation first waits for its receive. Sends and receives are posted in the order of the row,
-and the waits for the sends come at the end::
+Each action is an operation. A computation first waits for its receive, and the waits for the sends
+come after the last action::
 
-    0F0 0SEND_F0 0RECV_B0 0B0        Compute Send Receive Wait(2) Compute Wait(1)
+    0F0 0SEND_F0 0RECV_B0 0B0        Compute(1) Send Receive Compute(2, after=2) Wait(1)
 
 If two computations overlap, the first lasts only until the second may start.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.lowering import get_recv
@@ -22,12 +24,10 @@ from ringsim.schedules.programs import (
     Wait,
     run_programs,
 )
-from ringsim.schedules.schedule import Action, Schedule
+from ringsim.schedules.schedule import SEND_KINDS, Action, Schedule
 
 
-def play(
-    lowered: Schedule, costs: Costs, semantics: Semantics, *, batched: bool = False
-) -> tuple[Run, list[list[int]]]:
+def play(lowered: Schedule, costs: Costs, semantics: Semantics, *, batched: bool = False) -> Run:
     """Runs a lowered schedule.
 
     Args:
@@ -37,42 +37,31 @@ def play(
         batched: whether sends and receives without a computation between them are one batch.
 
     Returns:
-        The run and, for each rank, the positions of the actions that its operations belong to.
+        The run. The operation at a position of a rank's row belongs to the action at this position.
     """
-    translated = [_translate(row, lowered, costs, batched) for row in lowered.actions]
-    programs = [program for program, _ in translated]
-    run = run_programs(programs, latency=costs.latency, semantics=semantics)
-    return run, [owners for _, owners in translated]
+    programs = [_translate(row, lowered.stage_ranks, costs, batched) for row in lowered.actions]
+    return run_programs(programs, latency=costs.latency, semantics=semantics)
 
 
 def _translate(
-    row: tuple[Action, ...], schedule: Schedule, costs: Costs, batched: bool
-) -> tuple[list[Instruction], list[int]]:
-    """Translates a rank's actions into operations and the positions of their actions."""
-    operations: list[tuple[Instruction, int]] = []
-    posts: dict[Action, int] = {}
-    for owner, action in enumerate(row):
+    row: tuple[Action, ...], stage_ranks: Sequence[int], costs: Costs, batched: bool
+) -> list[Instruction]:
+    """Translates a rank's actions into operations."""
+    posts = {action: position for position, action in enumerate(row) if not action.is_compute}
+    operations: list[Instruction] = []
+    for position, action in enumerate(row):
+        then = row[position + 1 : position + 2]
         if action.is_compute:
-            recv = get_recv(action, schedule.stage_ranks)
-            if recv is not None:
-                operations.append((Wait(posts[recv]), owner))
-            hidden = costs.get_hidden(action, row[owner + 1]) if action.overlaps else 0
-            operations.append((Compute(costs.get_duration(action) - hidden), owner))
+            recv = get_recv(action, stage_ranks)
+            hidden = costs.get_hidden(action, then[0]) if action.overlaps else 0
+            duration = costs.get_duration(action) - hidden
+            operations.append(Compute(duration, None if recv is None else posts[recv]))
+            continue
+        other = action.other_side
+        joins = batched and any(not each.is_compute for each in then)
+        if action.kind in SEND_KINDS:
+            operations.append(Send(stage_ranks[other.stage], action, joins))
         else:
-            posts[action] = len(operations)
-            peer = schedule.stage_ranks[action.other_side.stage]
-            joins = batched and any(not each.is_compute for each in row[owner + 1 : owner + 2])
-            operations.append(
-                (
-                    Send(peer, action, joins)
-                    if action.kind.startswith("SEND")
-                    else Receive(peer, action.other_side, joins),
-                    owner,
-                )
-            )
-    operations += [
-        (Wait(position), operations[position][1])
-        for action, position in posts.items()
-        if action.kind.startswith("SEND")
-    ]
-    return [operation for operation, _ in operations], [owner for _, owner in operations]
+            operations.append(Receive(stage_ranks[other.stage], other, joins))
+    sends = (position for action, position in posts.items() if action.kind in SEND_KINDS)
+    return [*operations, *map(Wait, sends)]

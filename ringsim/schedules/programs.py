@@ -80,9 +80,13 @@ def read_semantics(semantics: object) -> Rules:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Computes for some time, in any unit that is the same everywhere."""
+    """Computes for some time, in any unit that is the same everywhere.
+
+    If ``after`` is set, the rank first waits until the post at this position in its list is done.
+    """
 
     duration: Time
+    after: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,7 @@ class Receive(Post):
 class Wait:
     """Waits until the post at a given position in this rank's list is done."""
 
-    position: int
+    after: int
 
 
 Instruction = Compute | Post | Wait
@@ -235,12 +239,11 @@ class _Runner:
         self.partners = _match(programs)
         self.times: list[list[tuple[Time, Time]]] = [[] for _ in programs]
         self.begun: dict[_Place, Time] = {}
-        self.ends: dict[_Place, Time] = {}  # without regard to the rest of the batch
         self.done: dict[_Place, Time] = {}
-        self.sleepers: set[_Place] = set()
         self.runnable: list[int | _Queue] = [*range(len(programs))]
-        # the batches that are not done, and the end of the last batch that is
-        self.queues: defaultdict[_Queue, deque[list[_Place]]] = defaultdict(deque)
+        # the batches that are not done, with the ends of their posts, and the end of the last batch
+        # that is
+        self.queues: defaultdict[_Queue, deque[dict[_Place, Any]]] = defaultdict(deque)
         self.free: defaultdict[_Queue, Time] = defaultdict(int)
 
     def run(self) -> None:
@@ -256,26 +259,26 @@ class _Runner:
         """Runs one rank to its end, or until it waits for a post that is not done."""
         times = self.times[rank]
         clock = times[-1][1] if times else 0
-        batch: list[_Place] = []
+        batch: dict[_Place, Any] = {}
         for position in range(len(times), len(self.programs[rank])):
             operation, start = self.programs[rank][position], clock
-            if isinstance(operation, Compute):
-                clock = start + operation.duration
-            elif isinstance(operation, Wait):
-                done = self.done.get((rank, operation.position))
+            if isinstance(operation, Post):
+                batch[rank, position] = None
+            elif operation.after is not None:
+                done = self.done.get((rank, operation.after))
                 if done is None:
-                    self.sleepers.add((rank, operation.position))
                     return
                 clock = max(start, done)
+            if isinstance(operation, Compute):
+                start = clock
+                clock += operation.duration
             times.append((start, clock))
-            if isinstance(operation, Post):
-                batch.append((rank, position))
-                if not operation.joins or not self.in_order:
-                    queue = self._find_queue(batch[0])
-                    self.queues[queue].append(batch)
-                    if self.queues[queue][0] is batch:
-                        self._begin_first(queue)
-                    batch = []
+            if isinstance(operation, Post) and not (operation.joins and self.in_order):
+                queue = self._find_queue((rank, position))
+                self.queues[queue].append(batch)
+                if self.queues[queue][0] is batch:
+                    self._begin_first(queue)
+                batch = {}
 
     def _find_queue(self, place: _Place) -> _Queue:
         """Returns the queue of a post, which has one of its own if messages are not in order."""
@@ -286,42 +289,36 @@ class _Runner:
         return rank, post.peer if self.in_order else place
 
     def _begin_first(self, queue: _Queue) -> None:
-        for rank, position in self.queues[queue][0]:
-            posted = self.times[rank][position][0]
-            self._begin((rank, position), max(posted, self.free[queue]))
-
-    def _begin(self, place: _Place, time: Time) -> None:
-        """Begins a post, and ends the message if its other side has begun."""
-        self.begun[place] = time
-        partner = self.partners.get(place)
-        sends = isinstance(self.programs[place[0]][place[1]], Send)
-        if sends and not self.sends_wait:
-            self._finish(place, time)
-        if partner not in self.begun:
-            return
-        send, receive = (place, partner) if sends else (partner, place)
-        left, posted = self.begun[send], self.begun[receive]
-        if self.sends_wait:
-            left = max(left, posted)
-            self._finish(send, left + self.latency)
-        self._finish(receive, max(left + self.latency, posted))
+        """Begins a queue's first batch, and ends the messages whose other side has begun."""
+        for place in self.queues[queue][0]:
+            rank, position = place
+            time = self.begun[place] = max(self.times[rank][position][0], self.free[queue])
+            sends = isinstance(self.programs[rank][position], Send)
+            if sends and not self.sends_wait:
+                self._finish(place, time)
+            partner = self.partners.get(place)
+            if partner not in self.begun:
+                continue
+            send, receive = (place, partner) if sends else (partner, place)
+            left, posted = self.begun[send], self.begun[receive]
+            if self.sends_wait:
+                left = max(left, posted)
+                self._finish(send, left + self.latency)
+            self._finish(receive, max(left + self.latency, posted))
 
     def _finish(self, place: _Place, time: Time) -> None:
-        """Ends a post. If its batch is done, the next one can begin."""
+        """Ends a post. If its batch is done, its rank and the next batch can continue."""
         queue = self._find_queue(place)
         batch = self.queues[queue][0]
-        self.ends[place] = time
-        if not all(each in self.ends for each in batch):
+        batch[place] = time
+        if None in batch.values():
             return
-        time = self.free[queue] = max(self.ends[each] for each in batch)
+        self.free[queue] = max(batch.values())
+        self.done |= dict.fromkeys(batch, self.free[queue])
         self.queues[queue].popleft()
         if self.queues[queue]:
             self.runnable.append(queue)
-        for each in batch:
-            self.done[each] = time
-            if each in self.sleepers:
-                self.sleepers.remove(each)
-                self.runnable.append(each[0])
+        self.runnable.append(place[0])
 
     def list_messages(self) -> Iterator[Delivery]:
         """Yields the messages that arrived, by receiver."""
@@ -336,14 +333,13 @@ class _Runner:
         for rank, program in enumerate(self.programs):
             position = len(self.times[rank])
             if position < len(program):
-                wait = program[position]
-                assert isinstance(wait, Wait)  # only a wait can block a rank
-                yield self._explain(rank, position, wait.position)
+                waiting: Any = program[position]
+                yield self._explain(rank, position, waiting.after)
 
     def _explain(self, rank: int, position: int, post: int) -> Blocked:
         """Describes a wait for a post. The post, or the one before it, waits for its other side."""
-        places = self.queues[self._find_queue((rank, post))][0]
-        head = next(each[1] for each in places if each not in self.ends)
+        batch = self.queues[self._find_queue((rank, post))][0]
+        head = next(each for (_, each), end in batch.items() if end is None)
         operation: Any = self.programs[rank][head]
         return Blocked(rank, position, post, head, operation.peer)
 
@@ -351,13 +347,13 @@ class _Runner:
         """Returns a cycle of waits, or nothing if every wait leads to a rank that has ended."""
         stuck = {each.rank: each for each in self.list_blocked()}
         for first in stuck.values():
-            path: dict[_Place, Blocked] = {}
+            path: list[Blocked] = []
             here: Blocked | None = first
-            while here is not None and (here.rank, here.head) not in path:
-                path[here.rank, here.head] = here
+            while here is not None and here not in path:
+                path.append(here)
                 here = self._follow(here, stuck.get(here.peer))
             if here is not None:
-                return tuple(path.values())[[*path].index((here.rank, here.head)) :]
+                return tuple(path[path.index(here) :])
         return ()
 
     def _follow(self, blocked: Blocked, wait: Blocked | None) -> Blocked | None:

@@ -177,10 +177,6 @@ class Order(NamedTuple):
         """Returns the order of one stage, microbatch by microbatch."""
         return cls((stage,), (range(num_microbatches),))
 
-    def reverse_stages(self) -> Order:
-        """Returns the same order with the last stage first."""
-        return Order(self.stages[::-1], self.rounds)
-
     def list_places(self) -> tuple[Any, Any]:
         """Returns the stages and the microbatches as int32 arrays of equal length."""
         stage = [
@@ -229,11 +225,10 @@ class PhasedRow:
     @cached_property
     def actions(self) -> tuple[Action, ...]:
         """The actions, created on first use."""
-        stage, kind, microbatch, overlaps = (column.tolist() for column in self.columns())
-        actions = map(Action, stage, [COMPUTE_KINDS[code] for code in kind], microbatch)
+        columns = (column.tolist() for column in self.columns())
         return tuple(
-            OverlappingAction(*action) if starts else action
-            for action, starts in zip(actions, overlaps, strict=True)
+            (OverlappingAction if overlaps else Action)(stage, COMPUTE_KINDS[kind], microbatch)
+            for stage, kind, microbatch, overlaps in zip(*columns, strict=True)
         )
 
     def columns(self) -> Columns:

@@ -21,7 +21,7 @@ from ringsim.errors import (
 )
 from ringsim.faults import Injection, check_injections
 from ringsim.launch.alone import run_alone
-from ringsim.link import Link, check_links
+from ringsim.link import GivenLinks, Link, check_links
 from ringsim.ring.packing import pack_worker
 from ringsim.simulator.settings import Settings
 from ringsim.state import get_state
@@ -37,7 +37,7 @@ def simulate(
     world_size: int,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    link: Link | Mapping[tuple[int, int], Link] | None = None,
+    link: GivenLinks | None = None,
     semantics: str = "rendezvous",
     compute: Any = None,
     topology: Topology | None = None,

@@ -20,7 +20,7 @@ import _thread
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
@@ -28,7 +28,7 @@ from ringsim.compute_costs import stretch
 from ringsim.errors import LONGEST_S, ArgumentError, Deadlock, RingError
 from ringsim.simulator.cores import Cores
 from ringsim.simulator.isolation import Isolated, Isolation
-from ringsim.simulator.stacks import Stack, ThreadStack
+from ringsim.simulator.stacks import ThreadStack
 from ringsim.traces.recorder import Recorder
 
 _MOST_POLLS = 100_000
@@ -58,13 +58,12 @@ class Rank:
         self.ended = False
         self.errands: list[Callable[[], object]] = []
         self.thread = self.native_thread = 0
-        self.function: Callable[[], None] | None = None
         self.stack = clock.kind(None if number < 0 else self._live)
         self._thrown: BaseException | None = None
 
     def here(self) -> str:
         """Returns the name of this rank for error messages."""
-        return f"rank {self.number}"
+        return f"rank {self.number} of {len(self.clock.ranks)}"
 
     def wake(self, error: BaseException | None = None) -> None:
         """Gives the rank the baton. The rank then raises ``error``, if any, from its wait.
@@ -79,9 +78,9 @@ class Rank:
         """Runs the rank on its own stack."""
         self.thread, self.native_thread = _thread.get_ident(), _thread.get_native_id()
         try:
-            if self._thrown is None and self.function is not None:
-                self.clock.begin(self)
-                self.function()
+            if self._thrown is None:
+                self.clock.go_on(self)
+                self.clock.live(self)
         finally:  # in any case, a different rank gets the baton
             self.clock.leave(self)
             self.stack.end(self.clock.current.stack)
@@ -114,6 +113,7 @@ class Clock:
         ended_ns: the time at which the last rank ended, in the same unit.
         current: the running rank.
         ranks: all ranks.
+        live: the function that each rank calls.
         cores: the cores that ranks share, or None if each rank has its own.
         until_s: the time at which the run ends, even if something is due later.
         polls: the number of times, since the last post, that a rank asked whether an operation was
@@ -131,11 +131,10 @@ class Clock:
     """
 
     def __init__(
-        self, isolation: Isolation, kind: type[Stack] = ThreadStack, *, measures: bool = False
+        self, isolation: Isolation, kind: type[ThreadStack] = ThreadStack, *, measures: bool = False
     ) -> None:
         self.kind = kind
-        self.now, self.now_ns, self.ended_ns, self.polls, self.switches = 0.0, 0, 0, 0, 0
-        self.until_s, self._began_s = math.inf, 0.0
+        self.now, self.switches = 0.0, 0
         self.cores: Cores | None = None
         self.measures = measures
         self.in_order = False
@@ -147,7 +146,6 @@ class Clock:
         self.ranks: list[Rank] = []
         self._isolation = isolation
         self._refusal: RuntimeError | None = None  # the error if no thread could be started
-        self._stands = False  # whether every rank that gives way returns the baton to `run`
         self._resumed_s = 0.0  # the thread time when a rank continued, if computing is measured
         self._asking: set[Rank] = set()
         # Everything that is due now, and everything that is due later, by time, in the order of
@@ -155,6 +153,7 @@ class Clock:
         self._ready: deque[Due] = deque()
         self._later: dict[float, list[Due]] = {}
         self._times: list[float] = []  # a heap of the keys of `_later`
+        self.begin_again()
 
     # -- time
 
@@ -236,7 +235,7 @@ class Clock:
         if to is not me:
             self._hand_to(to)
             me.wait_for_baton()
-            self._go_on(me)
+            self.go_on(me)
         me.raise_thrown()
         while me.errands:
             me.errands.pop(0)()
@@ -273,23 +272,31 @@ class Clock:
         """Returns whether the calling thread belongs to the running rank."""
         return _thread.get_ident() == self.current.thread
 
+    @property
+    def own(self) -> Isolated:
+        """The state of the calling rank, or the state that all other threads share."""
+        return (self.current if self.is_rank() else self._outside).own
+
     def check_thread(self) -> None:
         """Raises an error if the calling thread was started by a worker."""
         if _thread.get_ident() != self.current.thread:
             self.refuse_thread()
 
-    def run(self, lives: Iterable[tuple[Rank, Callable[[], None]]]) -> None:
-        """Runs functions that never raise, one per rank, until no rank can continue.
+    def run(self, ranks: Sequence[Rank], live: Callable[[Any], None]) -> None:
+        """Runs a function that never raises on each rank, until no rank can continue.
 
         Raises:
             RingError: the machine cannot start enough threads.
         """
-        self.ranks.clear()
-        for rank, function in lives:
-            rank.function, rank.ended = function, False
-            self.ranks.append(rank)
-        self._ready += self.ranks
-        self._give_way_to_all()
+        self.ranks, self.live = [*ranks], live
+        for rank in ranks:
+            rank.ended = False
+        self._ready += ranks
+        to = self._next()
+        if to is not self._outside:
+            self._hand_to(to)
+            self._outside.wait_for_baton()
+            self.go_on(self._outside)
         if self._refusal is not None:
             started = sum(rank.thread > 0 for rank in self.ranks)
             raise RingError(
@@ -303,13 +310,14 @@ class Clock:
         rank = self.current
         self.leave(rank)
         rank.wait_for_baton()
-        self._go_on(rank)
+        self.go_on(rank)
 
     def begin_again(self) -> None:
         """Prepares for the next run: forgets what is due, and begins to count ``now_ns`` again."""
         for due in self._ready, self._later, self._times, self._asking:
             due.clear()
-        self._stands, self.until_s, self._began_s = False, math.inf, self.now
+        self._stands = False  # whether every rank that gives way returns the baton to `run`
+        self.until_s, self._began_s = math.inf, self.now
         self.now_ns = self.ended_ns = self.polls = 0
 
     def throw(self, rank: Rank, error: BaseException) -> None:
@@ -319,20 +327,13 @@ class Clock:
         self._stands = True
         self._hand_to(rank, error)
         self._outside.wait_for_baton()
-        self._go_on(self._outside)
+        self.go_on(self._outside)
 
     def leave(self, rank: Rank) -> None:
         """Marks a rank as ended and passes on the baton. This is the last call of every rank."""
         rank.ended = True
         self.ended_ns = self.now_ns
         self._hand_to(self._next())
-
-    def _give_way_to_all(self) -> None:
-        to = self._next()
-        if to is not self._outside:
-            self._hand_to(to)
-            self._outside.wait_for_baton()
-            self._go_on(self._outside)
 
     def _next(self) -> Rank:
         """Makes the calls that are due. Returns the first due rank, or ``_outside`` if none is."""
@@ -366,13 +367,9 @@ class Clock:
             self._refusal, self.current = refusal, self._outside
             self._outside.wake()
 
-    def _go_on(self, me: Rank) -> None:
+    def go_on(self, me: Rank) -> None:
         """Restores the state of the rank that has just received the baton."""
         if me is not self._outside:
             self._isolation.put(me.own)
         if self.measures:
             self._resumed_s = time.thread_time()
-
-    def begin(self, rank: Rank) -> None:
-        """Prepares a rank for its first turn."""
-        self._go_on(rank)

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -65,8 +65,7 @@ from ringsim.traces.events import OP_CODES
 _RING, _TREE = "all_reduce: ring", "all_reduce: tree"
 _UNEVEN = ("all_to_all", "all_to_all_single")  # sizes may differ from rank to rank
 _Way = tuple[int, int, float]  # from and to (places in the group), and bytes
-_Round = tuple[list[_Way], int]  # the ways, and the number of latencies
-_Fault = tuple[type[ArgumentError], str, str]  # the kind of error, the problem, and the remedy
+_Round = tuple[Sequence[_Way], int]  # the ways, and the number of latencies
 
 
 class _Choice(NamedTuple):
@@ -92,10 +91,6 @@ class Part(SimulatedWork):
         super().__init__(OP_CODES[self.name], rank, slots, group, kind)
         self.place = group.places[rank.number]
 
-    def describe(self) -> str:
-        """Returns a description of the operation in words."""
-        return f'{self.name} of group "{self.group.group_name}"'
-
     def _results(self) -> list[Tensor]:
         return list(self.call.results)
 
@@ -112,8 +107,8 @@ class Meetings:
         self.open: dict[int, list[Part]] = {}
         # when the last collective's bytes have left, if the group has its own links
         self.free_s = 0.0
-        # the distinct links from each member to the next one, created when needed
-        self.links: tuple[Link, ...] = ()
+        # the distinct links from each member to the next one, found when needed
+        self.links: set[Link] = set()
         self.choices: dict[tuple[str, int], _Choice] = {}  # by name and size
         # how often each algorithm was chosen, for collectives that have a choice
         self.algorithms: Counter[str] = Counter()
@@ -142,16 +137,17 @@ def meet(part: Part, links: Links) -> None:
         return
     del meetings.open[number]
     met.sort(key=lambda each: each.place)
-    fault = _find_fault(met) or _move(met)
-    if fault is None:
+    try:
+        _check_reduction(met)
+        _move(met)
+    except ArgumentError as fault:
+        problem, _, remedy = str(fault).rpartition(". ")
+        for each in met:  # takes no time; the waits of the ranks raise the error
+            where = f"{each.rank.here()}, {each.name}, group {group.group_name}"
+            each.error = type(fault)(f"{problem} ({where}). {remedy}")
+            each.complete(each.rank.clock.now)
+    else:
         _begin(met, links)
-        return
-    kind, words, advice = fault
-    for each in met:  # takes no time; the waits of the ranks raise the error
-        each.error = kind(
-            f"{words} ({each.rank.here()}, {each.name}, group {group.group_name}). {advice}."
-        )
-        each.complete(each.rank.clock.now)
 
 
 def _compare(mine: Part, theirs: Part) -> None:
@@ -208,59 +204,53 @@ def _unfit(one: Part, other: Part) -> str:
     )
 
 
-def _find_fault(parts: Sequence[Part]) -> _Fault | None:
-    """Returns the problem with the reduction, or None if there is none."""
+def _check_reduction(parts: Sequence[Part]) -> None:
+    """Raises Refused if torch does not support the reduction for the tensors."""
     payload = parts[0].kind.payload
-    refusal = (
-        find_refusal(parts[0].call.given[0].dtype, payload.reduction) if payload.reduction else ""
-    )
-    if not refusal:
-        return None
-    words = f"torch does not support {payload.reduction} for {payload.dtype}: {refusal}"
-    return Refused, words, "Convert the tensors, or choose a different op"
+    if payload.reduction:
+        refusal = find_refusal(parts[0].call.given[0].dtype, payload.reduction)
+        if refusal:
+            raise Refused(
+                f"torch does not support {payload.reduction} for {payload.dtype}: {refusal}. "
+                "Convert the tensors, or choose a different op."
+            )
 
 
-def _move(parts: Sequence[Part]) -> _Fault | None:
+def _move(parts: Sequence[Part]) -> None:
     """Moves the data, if the tensors hold any.
 
-    Returns the problem with the tensors, or None if there is none.
+    Raises:
+        ArgumentError: there is a problem with the tensors.
     """
-    has_data = [[not tensor.is_meta for tensor in part.call.tensors] for part in parts]
-    if not any(map(any, has_data)):
-        return None
-    if not all(map(all, has_data)):
-        without = name_ranks(
-            [part.rank.number for part, has in zip(parts, has_data, strict=True) if not all(has)]
+    are_meta = {tensor.is_meta for part in parts for tensor in part.call.tensors}
+    if False not in are_meta:
+        return
+    if True in are_meta:
+        without, others = (
+            name_ranks(
+                [
+                    part.rank.number
+                    for part in parts
+                    if any(tensor.is_meta is is_meta for tensor in part.call.tensors)
+                ]
+            )
+            for is_meta in (True, False)
         )
-        others = name_ranks(
-            [part.rank.number for part, has in zip(parts, has_data, strict=True) if any(has)]
+        raise ArgumentError(
+            "some tensors of the collective have data and others do not: meta tensors on "
+            f"{without}, and tensors with data on {others}. Use the same device on all ranks."
         )
-        failure = "some tensors of the collective have data and others do not"
-        return (
-            ArgumentError,
-            f"{failure}: meta tensors on {without}, and tensors with data on {others}",
-            "Use the same device on all ranks",
-        )
+    for part in parts:
+        for tensor in part.call.tensors:
+            check_storage(tensor)
     try:
-        for part in parts:
-            for tensor in part.call.tensors:
-                check_storage(tensor)
         # tensors created in inference mode can only be changed in inference mode
         with torch.inference_mode(), outside_modes():
             _PERFORM[parts[0].call.collective.family]([part.call for part in parts])
-    except ArgumentError as error:
-        return (
-            ArgumentError,
-            str(error).removesuffix(". Resize it after wait()."),
-            "Resize it after wait()",
-        )
     except RuntimeError as error:
-        return (
-            ArgumentError,
-            f"torch cannot write to the tensors of the collective: {error}",
-            "Use tensor.clone()",
-        )
-    return None
+        raise ArgumentError(
+            f"torch cannot write to the tensors of the collective: {error}. Use tensor.clone()."
+        ) from None
 
 
 # -- moving the data, given the calls by place. All inputs are read before any output is written,
@@ -300,8 +290,7 @@ def _reduce_scatter(calls: Sequence[Call]) -> None:
             reduce_parts([each.inputs[place].reshape(-1) for each in calls], calls[0].op)
             for place in range(len(calls))
         )
-    for call, total in zip(calls, totals, strict=True):
-        call.taken[0].copy_(total.view_as(call.taken[0]))
+    _deliver(calls, zip(totals, strict=True))
 
 
 def _all_gather(calls: Sequence[Call]) -> None:
@@ -310,18 +299,14 @@ def _all_gather(calls: Sequence[Call]) -> None:
         for call in calls:
             call.taken[0].copy_(everything.view_as(call.taken[0]))
         return
-    values = [tensor.clone() for call in calls for tensor in call.given]
-    for call in calls:
-        for output, value in zip(call.outputs, values, strict=True):
-            output.copy_(value.view_as(output))
+    _deliver(calls, [[tensor.clone() for call in calls for tensor in call.given]] * len(calls))
 
 
 def _gather(calls: Sequence[Call]) -> None:
     root = calls[0].root
     values = [call.given[0] for call in calls]
     values[root] = values[root].clone()
-    for output, value in zip(calls[root].outputs, values, strict=True):
-        output.copy_(value.reshape(output.shape))
+    _deliver([calls[root]], [values])
 
 
 def _scatter(calls: Sequence[Call]) -> None:
@@ -335,9 +320,14 @@ def _scatter(calls: Sequence[Call]) -> None:
 
 def _all_to_all(calls: Sequence[Call]) -> None:
     kept = [[piece.clone() for piece in call.inputs] for call in calls]
-    for place, call in enumerate(calls):
-        for output, row in zip(call.outputs, kept, strict=True):
-            output.copy_(row[place].view_as(output))
+    _deliver(calls, zip(*kept, strict=True))
+
+
+def _deliver(calls: Sequence[Call], rows: Iterable[Iterable[Tensor]]) -> None:
+    """Copies each row of tensors to the outputs of one member."""
+    for call, row in zip(calls, rows, strict=True):
+        for output, value in zip(call.outputs, row, strict=True):
+            output.copy_(value.reshape(output.shape))
 
 
 _PERFORM: dict[str, Callable[[Sequence[Call]], None]] = {
@@ -363,16 +353,7 @@ def _begin(parts: Sequence[Part], links: Links) -> None:
         _complete(parts, now_s)
         return
     if isinstance(links, SharedCores) and links.gloo is not None:
-        root, clock = max(first.root, 0), first.rank.clock
-        GlooCollective(
-            first.name,
-            first.group.ranks,
-            root,
-            size_bytes,
-            links,
-            clock,
-            lambda place, time_s: parts[place].complete(time_s),
-        )
+        GlooCollective(first.name, parts, max(first.root, 0), size_bytes, links)
         return
     choice = _choose(first.name, size_bytes, first.group, links)
     if isinstance(links, SharedLinks) and size_bytes > 0:
@@ -401,7 +382,7 @@ def _choose(name: str, size_bytes: int, group: Team, links: Links) -> _Choice:
     if choice is None:
         if not meetings.links:
             pairs = zip(ranks, (*ranks[1:], ranks[0]), strict=True)
-            meetings.links = tuple(dict.fromkeys(links.link_of(rank, succ) for rank, succ in pairs))
+            meetings.links = {links.link_of(rank, succ) for rank, succ in pairs}
         hows = (_RING, _TREE) if COLLECTIVES[name].family == "all_reduce" else (name,)
         choices = [_weigh(how, len(ranks), size_bytes, meetings.links) for how in hows]
         choice = min(choices, key=lambda one: one.alone_s)  # the ring if both times are equal
@@ -411,7 +392,7 @@ def _choose(name: str, size_bytes: int, group: Team, links: Links) -> _Choice:
     return choice
 
 
-def _weigh(how: str, count: int, size_bytes: int, links: Sequence[Link]) -> _Choice:
+def _weigh(how: str, count: int, size_bytes: int, links: Iterable[Link]) -> _Choice:
     """Returns the time that an algorithm takes on otherwise idle links."""
     latencies, moved_bytes = _count_steps(how, count, size_bytes)
     busy_s = [moved_bytes * link.beta_s_per_byte for link in links]
@@ -451,9 +432,8 @@ def _go_through(parts: Sequence[Part], links: SharedLinks, rounds: Iterator[_Rou
         ways, latencies = next(rounds, ([], 0))
         under_way = len(ways)
         for source, to, amount in ways:
-            links.carry_part(
-                group.number, group.ranks[source], group.ranks[to], amount, latencies, arrive
-            )
+            src, dst = group.ranks[source], group.ranks[to]
+            links.carry(src, dst, amount, arrive, group.number, latencies)
         if not ways:
             _complete(parts, time_s)
 
@@ -473,13 +453,8 @@ def _list_rounds(parts: Sequence[Part], how: str, size_bytes: int) -> Iterator[_
         for name in (("reduce", "broadcast") if how == _TREE else (how,))
     )
     for number, messages in enumerate(itertools.chain.from_iterable(rounds)):
-        ways = [(source, to, _amount(parts, source, to, amount)) for source, to, amount in messages]
+        ways = [
+            (source, to, parts[source].call.inputs[to].nbytes if how in _UNEVEN else amount)
+            for source, to, amount in messages
+        ]
         yield ways, int(not one_by_one or number == count - 2)
-
-
-def _amount(parts: Sequence[Part], source: int, to: int, amount: int) -> float:
-    """Returns the number of bytes that one member sends to another.
-
-    In an all_to_all with uneven pieces, this is the size of the piece.
-    """
-    return parts[source].call.inputs[to].nbytes if parts[source].name in _UNEVEN else amount

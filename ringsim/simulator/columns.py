@@ -20,7 +20,7 @@ Two sets of arguments determine the cost of a message::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringsim.errors import ArgumentError, ScheduleError, is_integer, is_list, say
-from ringsim.link import Link, check_links
+from ringsim.link import GivenLinks, check_links
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.lowering import get_recv, lower_checked
 from ringsim.schedules.programs import Semantics, read_semantics
@@ -59,7 +59,6 @@ class Columns:
 
     Attributes:
         name: the name of the schedule.
-        num_microbatches: the number of microbatches in the step.
         stage_ranks: the rank of each stage.
         first: the index of each rank's first computation, followed by n; shape (ranks + 1,).
         stage: the stage of each computation.
@@ -79,7 +78,6 @@ class Columns:
     """
 
     name: str
-    num_microbatches: int
     stage_ranks: tuple[int, ...]
     first: Ints
     stage: Ints
@@ -145,11 +143,8 @@ class Columns:
 
     def sources(self, operations: Ints) -> Ints:
         """Returns the ranks that send the computations' messages, or -1 if there is no message."""
-        owner = np.array([*self.stage_ranks, -1])
-        step = np.where(self.kind[operations] == FORWARD, -1, 1)
-        sources: Ints = owner[
-            np.where(self.sent_after[operations] >= 0, self.stage[operations] + step, -1)
-        ]
+        after = self.sent_after[operations]
+        sources: Ints = np.where(after >= 0, self.rank[after], -1)
         return sources
 
 
@@ -180,8 +175,39 @@ def columns_of(schedule: Schedule, ahead: int = 1, *, overlap: bool = False) -> 
     # the phases of ringsim's own schedules are known to follow the rules
     if not isinstance(schedule.actions, PhasedRows):
         lower_checked(schedule)
-    reader = _Reader(schedule, overlap=overlap)
-    return reader.read(min(ahead, len(reader.stage)))  # a receive cannot be posted before the start
+    actions = _read_actions(schedule, overlap)
+    computes = actions.kind <= _W
+    # for each action, the last computation up to and including the action
+    number = np.cumsum(computes, dtype=np.int32) - np.int32(1)
+    begins = np.searchsorted(actions.rank[computes], np.arange(schedule.num_ranks + 1))
+    needing, send, receive = _find_messages(schedule, actions)
+    rank, of = actions.rank[needing], number[needing]
+    # by channel (from rank, to rank), in sending order, because actions are sorted by rank
+    order = np.lexsort((send, rank))
+    # whether each message is the first in its channel
+    new = np.ones(len(order), dtype=bool)
+    new[1:] = (np.diff(rank[order]) != 0) | (np.diff(actions.rank[send[order]]) != 0)
+    if receive is None:
+        posted = of.copy()
+        # a receive precedes the later receives of its channel
+        for some in np.split(order, np.flatnonzero(new)[1:]):
+            posted[some] = np.minimum.accumulate(posted[some][::-1])[::-1]
+        posted -= min(ahead, len(number)) + 1  # a receive cannot be posted before the start
+        posted -= actions.overlaps[posted]  # before both of two that overlap
+    else:
+        posted = number[receive]
+    sent_after, posted_after, queued_after = np.full((3, computes.sum()), -1, dtype=np.int32)
+    sent_after[of] = number[send] + actions.overlaps[send]
+    posted_after[of] = np.where(posted >= begins[rank], posted, -1)
+    follows = ~new[1:]
+    queued_after[of[order[1:][follows]]] = of[order[:-1][follows]]
+    stage, microbatch = (
+        each[computes].astype(np.int32) for each in (actions.stage, actions.microbatch)
+    )
+    return Columns(
+        schedule.name, schedule.stage_ranks, begins, stage, actions.kind[computes], microbatch,
+        actions.overlaps[computes], sent_after, posted_after, queued_after,
+    )  # fmt: skip
 
 
 def put_in_order(
@@ -210,117 +236,66 @@ def put_in_order(
     return replace(columns, in_order=(*behind, waits))
 
 
-def _read_actions(schedule: Schedule) -> tuple[Ints, ...]:
-    """Returns all actions as columns of a `PhasedRow`, and each rank's number of actions."""
+class _Actions(NamedTuple):
+    """All actions of a schedule as columns, rank by rank, including sends and receives."""
+
+    stage: Ints
+    kind: Ints
+    microbatch: Ints
+    overlaps: Ints
+    rank: Ints
+
+
+def _read_actions(schedule: Schedule, overlap: bool) -> _Actions:
     if isinstance(schedule.actions, PhasedRows):
-        columns = [row.columns() for row in schedule.actions.rows]
-        whole = (np.concatenate(each) for each in zip(*columns, strict=True))
-        return *whole, np.array([len(column[0]) for column in columns])
-    actions = [*chain.from_iterable(schedule.actions)]
-    stages, kinds, microbatches = list(zip(*actions, strict=True)) or [(), (), ()]
-    codes = np.array([_CODES[kind] for kind in kinds], dtype=np.int8)
-    overlaps = np.array([action.overlaps for action in actions], dtype=bool)
-    counts = np.array([len(row) for row in schedule.actions], dtype=np.int64)
-    places = np.array([stages, microbatches], dtype=np.int64)
-    return places[0], codes, places[1], overlaps, counts
-
-
-class _Reader:
-    """Finds messages from the columns of all actions, including sends and receives."""
-
-    def __init__(self, schedule: Schedule, *, overlap: bool) -> None:
-        self.schedule = schedule
-        self.stage, self.kind, self.microbatch, self.overlaps, counts = _read_actions(schedule)
-        self.overlaps &= overlap
-        self.rank = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-        self.computes = self.kind <= _W
-        # The index of each action, or -1 if it is missing. Two extra stages ensure that lookups
-        # with stages -1 and S find nothing.
-        self.place = np.full(
-            (len(_KINDS), schedule.num_stages + 2, schedule.num_microbatches), -1, dtype=np.int32
+        rows = [row.columns() for row in schedule.actions.rows]
+        counts = [len(row[0]) for row in rows]
+        stage, kind, microbatch, overlaps = map(np.concatenate, zip(*rows, strict=True))
+    else:
+        counts = [*map(len, schedule.actions)]
+        actions = [*chain.from_iterable(schedule.actions)]
+        kind = np.array([_CODES[action.kind] for action in actions], dtype=np.int8)
+        stage, microbatch = np.array(
+            [[action.stage for action in actions], [action.microbatch for action in actions]],
+            dtype=np.int64,
         )
-        self.place[self.kind, self.stage, self.microbatch] = np.arange(
-            len(self.stage), dtype=np.int32
+        overlaps = np.array([action.overlaps for action in actions], dtype=bool)
+    rank = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    return _Actions(stage, kind, microbatch, overlaps & overlap, rank)
+
+
+def _find_messages(schedule: Schedule, actions: _Actions) -> tuple[Ints, Ints, Ints | None]:
+    """Returns the computations that need a message, and their sends and receives.
+
+    The receives are None if the schedule is not lowered. Then the sends are computations.
+    """
+    stage, kind, microbatch = actions[:3]
+    # The index of each action, or -1 if it is missing. Two extra stages ensure that lookups with
+    # stages -1 and S find nothing.
+    size = len(_KINDS), schedule.num_stages + 2, schedule.num_microbatches
+    place = np.full(size, -1, dtype=np.int32)
+    place[kind, stage, microbatch] = np.arange(len(stage), dtype=np.int32)
+    owner = np.array([*schedule.stage_ranks, -1, -1], dtype=np.int32)
+    # its own stage if it needs no other stage
+    source = stage - (kind == _F) + ((kind == _B) | (kind == _I))
+    needing = np.flatnonzero((owner[source] >= 0) & (owner[source] != actions.rank))
+    forward, source, microbatch = kind[needing] == _F, source[needing], microbatch[needing]
+    if not schedule.lowered:
+        made = place[np.where(forward, _F, _B), source, microbatch]
+        # a gradient comes from B or from I
+        split = np.where(forward, -1, place[_I, source, microbatch])
+        return needing, np.maximum(made, split), None
+    receive = place[np.where(forward, _RECV_F, _RECV_B), stage[needing], microbatch]
+    unneeded = np.setdiff1d(np.flatnonzero(kind > _SEND_B), receive)
+    if len(unneeded):
+        action = [*chain.from_iterable(schedule.actions)][unneeded[0]]
+        raise ScheduleError(
+            f"{action} receives a message that no computation needs (rank "
+            f"{actions.rank[unneeded[0]]}). Remove the receive and its send."
         )
-        owner = np.array([*schedule.stage_ranks, -1, -1], dtype=np.int32)
-        forward, gradient = self.kind == _F, (self.kind == _B) | (self.kind == _I)
-        source = self.stage - forward + gradient  # its own stage if it needs no other stage
-        self.needing = np.flatnonzero((owner[source] >= 0) & (owner[source] != self.rank))
-
-    def read(self, ahead: int) -> Columns:
-        """Returns the computations as columns."""
-        needing, rank = self.needing, self.rank[self.needing]
-        # for each action, the last computation up to and including the action
-        number = np.cumsum(self.computes, dtype=np.int32) - np.int32(1)
-        begins = np.searchsorted(self.rank[self.computes], np.arange(self.schedule.num_ranks + 1))
-        send, receive = self._find_messages()
-        order, new = self._sort_by_channel(send)
-        if receive is None:
-            posted = number[needing]
-            # a receive precedes the later receives of its channel
-            for some in np.split(order, np.flatnonzero(new)[1:]):
-                posted[some] = np.minimum.accumulate(posted[some][::-1])[::-1]
-            posted -= ahead + 1
-            posted -= self.overlaps[posted]  # before both of two that overlap
-        else:
-            posted = number[receive]
-        sent_after, posted_after, queued_after = np.full(
-            (3, int(self.computes.sum())), -1, dtype=np.int32
-        )
-        of = number[needing]
-        sent_after[of] = number[send] + self.overlaps[send]
-        posted_after[of] = np.where(posted >= begins[rank], posted, -1)
-        follows = ~new[1:]
-        queued_after[of[order[1:][follows]]] = of[order[:-1][follows]]
-        stage, microbatch = (
-            column[self.computes].astype(np.int32) for column in (self.stage, self.microbatch)
-        )
-        schedule = self.schedule
-        return Columns(
-            schedule.name, schedule.num_microbatches, schedule.stage_ranks, begins, stage,
-            self.kind[self.computes], microbatch, self.overlaps[self.computes],
-            sent_after, posted_after, queued_after,
-        )  # fmt: skip
-
-    def _find_messages(self) -> tuple[Ints, Ints | None]:
-        """Returns the send and the receive for each computation that needs a message.
-
-        The receives are None if the schedule is not lowered.
-        """
-        forward = self.kind[self.needing] == _F
-        stage, microbatch = self.stage[self.needing], self.microbatch[self.needing]
-        source = stage + np.where(forward, -1, 1)
-        if not self.schedule.lowered:
-            made = self.place[np.where(forward, _F, _B), source, microbatch]
-            # a gradient comes from B or from I
-            return np.maximum(made, np.where(forward, -1, self.place[_I, source, microbatch])), None
-        receive = self.place[np.where(forward, _RECV_F, _RECV_B), stage, microbatch]
-        unneeded = np.setdiff1d(np.flatnonzero(self.kind > _SEND_B), receive)
-        if len(unneeded):
-            index = int(unneeded[0])
-            action = Action(
-                int(self.stage[index]), _KINDS[self.kind[index]], int(self.microbatch[index])
-            )
-            where = f"(rank {self.rank[index]})"
-            raise ScheduleError(
-                f"{action} receives a message that no computation needs {where}. Remove the "
-                "receive and its send."
-            )
-        return self.place[np.where(forward, _SEND_F, _SEND_B), source, microbatch], receive
-
-    def _sort_by_channel(self, send: Ints) -> tuple[Ints, Ints]:
-        """Sorts messages by channel (from rank, to rank) and, within a channel, in sending order.
-
-        Returns the order, and a mask of the first message in each channel.
-        """
-        receiver = self.rank[self.needing]
-        order = np.lexsort((send, receiver))  # sorts also by sender, as actions are sorted by rank
-        new = np.ones(len(order), dtype=bool)
-        new[1:] = (np.diff(receiver[order]) != 0) | (np.diff(self.rank[send[order]]) != 0)
-        return order, new
+    return needing, place[np.where(forward, _SEND_F, _SEND_B), source, microbatch], receive
 
 
-Links = Link | Mapping[tuple[int, int], Link]
 Sizes = int | Sequence[int]
 _MOST_BYTES = 2**53  # floats represent every size up to this one exactly
 
@@ -357,7 +332,7 @@ class Prices(NamedTuple):
 
 
 def make_prices(
-    stage_ranks: Sequence[int], costs: Costs, link: Links | None, sizes: Sequence[int]
+    stage_ranks: Sequence[int], costs: Costs, link: GivenLinks | None, sizes: Sequence[int]
 ) -> Prices:
     """Checks one set of costs and returns it as arrays by stage.
 
@@ -365,6 +340,7 @@ def make_prices(
     `spread_sizes`.
 
     Example:
+        >>> from ringsim.link import Link
         >>> prices = make_prices((0, 1), Costs(), Link(alpha_s=0.5, beta_s_per_byte=0.25), [8])
         >>> prices.duration[1].tolist(), prices.occupancy.tolist(), prices.latency.tolist()
         ([2.0, 2.0], [[0.0, 2.0], [2.0, 0.0]], [[-inf, 0.5], [0.5, -inf]])

@@ -53,8 +53,8 @@ class SemanticsTable:
         """Returns the table as text."""
         lines = [f"{'semantics':<16}ends after"]
         for name, makespan_s, error in self.rows:
-            ends = str(error).partition("\n")[0] if error else time_text(1e9 * (makespan_s or 0.0))
-            lines.append(f"{name:<16}{f'never: {ends}' if error else ends}")
+            never = f"never: {error}".partition("\n")[0]
+            lines.append(f"{name:<16}{never if error else time_text(1e9 * (makespan_s or 0.0))}")
         ended = any(row.semantics == "rendezvous" and row.error is None for row in self.rows)
         return "\n".join(lines) + _CARRIES_OVER.rstrip() * ended
 

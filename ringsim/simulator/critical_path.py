@@ -25,8 +25,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringsim.schedules.costs import Time
+from ringsim.schedules.lowering import get_recv
 from ringsim.schedules.schedule import Action
-from ringsim.simulator.columns import FORWARD, Prices
+from ringsim.simulator.columns import Prices
 from ringsim.simulator.levels import Times
 
 START = "start"
@@ -119,16 +120,9 @@ def find_critical_path(times: Times) -> CriticalPath:
         own, arrived = times.free[here], times.arrivals[here]
         waited = arrived > own
         reason = DATA if waited else PROGRAM if before >= 0 else START
-        hops.append(
-            PathPart(
-                operations.action(here),
-                int(operations.rank[here]),
-                -1,
-                plain(arrived if waited else own),
-                plain(until),
-                reason,
-            )
-        )
+        action, rank = operations.action(here), int(operations.rank[here])
+        start = plain(arrived if waited else own)
+        hops.append(PathPart(action, rank, -1, start, plain(until), reason))
         here = _walk_messages(hops, times, here) if waited else before
         until = (
             ends[here] if waited else own
@@ -144,7 +138,8 @@ def _walk_messages(hops: list[PathPart], times: Times, here: int) -> int:
     operations, ends = times.columns, times.ends
     until = times.arrivals[here]
     while True:
-        rank, source = int(operations.rank[here]), int(operations.sources(np.array([here]))[0])
+        recv: Any = get_recv(operations.action(here), operations.stage_ranks)
+        send, rank = recv.other_side, int(operations.rank[here])
         start, queued = times.message_starts[here], int(operations.queued_after[here])
         made, posted = int(operations.sent_after[here]), int(operations.posted_after[here])
         reason, next_place = DATA, made
@@ -155,8 +150,7 @@ def _walk_messages(hops: list[PathPart], times: Times, here: int) -> int:
                 places = (int(each[here]) for each in operations.in_order[:2])
                 ended = (each for each in places if each >= 0 and times.arrivals[each] == start)
                 next_place = next(ended, queued)
-        kind, step = ("SEND_F", -1) if operations.kind[here] == FORWARD else ("SEND_B", 1)
-        send = Action(int(operations.stage[here]) + step, kind, int(operations.microbatch[here]))
+        source = operations.stage_ranks[send.stage]
         hops.append(PathPart(send, rank, source, plain(start), plain(until), reason))
         if reason != LINK_BUSY:
             return next_place

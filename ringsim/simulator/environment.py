@@ -43,7 +43,6 @@ class RankEnvironment(MutableMapping[str, str]):
 
     def __init__(self, common: MutableMapping[str, str], clock: Clock) -> None:
         self._common, self._clock = common, clock
-        self._elsewhere: dict[str, str | None] = {}  # changes made by threads that are not ranks
 
     def install(self) -> None:
         """Replaces ``os.environ`` with this object."""
@@ -52,7 +51,7 @@ class RankEnvironment(MutableMapping[str, str]):
     @property
     def _changes(self) -> dict[str, str | None]:
         """The variables that the calling rank has set, with None for removed variables."""
-        return self._clock.current.own.variables if self._clock.is_rank() else self._elsewhere
+        return self._clock.own.variables
 
     def __getitem__(self, key: str) -> str:
         changes = self._changes
@@ -71,9 +70,8 @@ class RankEnvironment(MutableMapping[str, str]):
         self._changes[key] = None
 
     def __iter__(self) -> Iterator[str]:
-        changes = self._changes
-        yield from (key for key in self._common if key not in changes)
-        yield from (key for key, value in changes.items() if value is not None)
+        variables = {**self._common, **self._changes}
+        return (key for key, value in variables.items() if value is not None)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -103,15 +101,17 @@ class RankSignals:
 
     def __init__(self, clock: Clock, die: Callable[[int], NoReturn]) -> None:
         self._clock, self._die, self._process = clock, die, os.getpid()
-        self._elsewhere: dict[int, Any] = {}  # handlers set by threads that are not ranks
         self._ask, self._kill, self._exit = signal.getsignal, os.kill, os._exit
 
     def install(self) -> None:
         """Replaces functions of ``signal`` and ``os`` with methods of this object."""
-        replacements: dict[str, Any] = {"signal": self.signal, "getsignal": self.getsignal}
-        replacements |= {"alarm": self.refuse, "setitimer": self.refuse}
-        replacements |= {"raise_signal": functools.partial(self.kill, self._process)}
-        vars(signal).update(replacements)
+        vars(signal).update(
+            signal=self.signal,
+            getsignal=self.getsignal,
+            raise_signal=functools.partial(self.kill, self._process),
+            alarm=self.refuse,
+            setitimer=self.refuse,
+        )
         vars(os).update(kill=self.kill, _exit=self.exit, abort=self.abort)
 
     def signal(self, number: int, handler: Any) -> Any:
@@ -128,7 +128,7 @@ class RankSignals:
     @property
     def _handlers(self) -> dict[int, Any]:
         """The handlers that the calling rank has set, by signal."""
-        return self._clock.current.own.handlers if self._clock.is_rank() else self._elsewhere
+        return self._clock.own.handlers
 
     def kill(self, pid: int, number: int) -> None:
         """Sends a signal, as ``os.kill`` does. A rank's signal to itself reaches no other rank."""

@@ -30,16 +30,15 @@ Source:
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import chain
+from typing import NamedTuple
 
 from ringsim.simulator.links import SharedCores
-from ringsim.traces.collectives import COLLECTIVES
-
-if TYPE_CHECKING:
-    from ringsim.simulator.clock import Clock
+from ringsim.simulator.work import SimulatedWork
+from ringsim.traces.collectives import COLLECTIVES, make_rounds
 
 _LARGEST_BYTES = 1 << 20  # the largest piece of a ring
 
@@ -108,17 +107,11 @@ def list_steps(
 
 def _spread(place: int, count: int, root: int, size_bytes: int) -> list[GlooStep]:
     """Returns a member's steps in a binomial tree."""
-    number = (place - root) % count  # the root has number 0
-    level = number.bit_length()
-    hops = [1 << bit for bit in range(level, (count - 1).bit_length())]
-    children = tuple((number + hop + root) % count for hop in hops if number + hop < count)
-    steps = []
-    if number:
-        parent = (number - (1 << (level - 1)) + root) % count
-        steps.append(GlooStep((), (parent,), size_bytes))
-    if children:
-        steps.append(GlooStep(children, (), size_bytes))
-    return steps
+    messages = [*chain(*make_rounds("broadcast", count, root, size_bytes))]
+    parents = tuple(source for source, to, _ in messages if to == place)
+    children = tuple(to for source, to, _ in messages if source == place)
+    steps = GlooStep((), parents, size_bytes), GlooStep(children, (), size_bytes)
+    return [step for step in steps if step.to or step.source]
 
 
 @dataclass(slots=True)
@@ -138,37 +131,35 @@ class GlooCollective:
 
     Args:
         name: the name of the collective in torch.
-        ranks: the members of the collective.
+        parts: the parts of the members, by place, which are completed one by one.
         root: the root's place.
         size_bytes: S.
         links: the cores, with Gloo's costs.
-        clock: the virtual clock.
-        done: a function to call with each member's place, and the time at which the member is done.
     """
 
     def __init__(
-        self, name: str, ranks: Sequence[int], root: int, size_bytes: int, links: SharedCores,
-        clock: Clock,
-        done: Callable[[int, float], None],
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        parts: Sequence[SimulatedWork],
+        root: int,
+        size_bytes: int,
+        links: SharedCores,
+    ) -> None:
         assert links.gloo is not None  # the caller has checked
-        self._ranks = ranks
-        self._links = links
-        self._gloo = links.gloo
-        self._clock = clock
-        self._done = done
+        self._parts, self._links, self._gloo = parts, links, links.gloo
+        self._clock = clock = parts[0].rank.clock
         self._members = [
-            _Member(*list_steps(name, place, len(ranks), root, size_bytes))
-            for place in range(len(ranks))
+            _Member(*list_steps(name, place, len(parts), root, size_bytes))
+            for place in range(len(parts))
         ]
         # The messages of which only one side is posted, by source and destination. An entry
         # consists of a flag (the posted side is the send), its step, and the time.
         self._waiting: defaultdict[tuple[int, int], deque[tuple[bool, int, float]]] = defaultdict(
             deque
         )
-        for place in range(len(ranks)):
+        for place in range(len(parts)):
             clock.at(
-                links.cores.book(clock.now_s(), self._gloo.collective_s), partial(self._post, place)
+                links.cores.book(clock.now, self._gloo.collective_s), partial(self._post, place)
             )
 
     def _post(self, place: int) -> None:
@@ -183,17 +174,17 @@ class GlooCollective:
             for other in step.source:
                 self._meet(False, number, other, place, step.size_bytes)
         if member.complete == len(member.steps):
-            self._done(place, self._clock.now_s())
+            self._parts[place].complete(self._clock.now)
 
     def _meet(self, sends: bool, number: int, source: int, to: int, size_bytes: float) -> None:
         """Posts one side of a message, and carries the message if the other side is posted."""
-        now_s, queue = self._clock.now_s(), self._waiting[source, to]
+        now_s, queue = self._clock.now, self._waiting[source, to]
         if not queue or queue[0][0] is sends:
             queue.append((sends, number, now_s))
             return
         _, other_number, posted_s = queue.popleft()
         arrives_s = self._links.carry_piece(
-            self._gloo, self._ranks[to], size_bytes, now_s, now_s - posted_s
+            self._gloo, self._parts[to].rank.number, size_bytes, now_s, now_s - posted_s
         )
         sent, received = (number, other_number) if sends else (other_number, number)
         self._clock.at(

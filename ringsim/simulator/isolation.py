@@ -21,6 +21,7 @@ import pickle
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -29,29 +30,19 @@ import numpy.random  # loaded before processes are forked
 import torch
 
 
+@dataclass(slots=True, eq=False)
 class Isolated:
     """The state of one rank while another rank runs."""
 
-    __slots__ = (
-        "generator",
-        "handlers",
-        "main",
-        "seed",
-        "settings",
-        "streams",
-        "variables",
-        "world",
-    )
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.generator: torch.Tensor | None = None  # None before the rank has started
-        self.settings: tuple[Any, ...] | None = None  # None for the initial settings
-        self.main: ModuleType | None = None
-        self.streams: dict[Any, Any] = {}  # the generators for `random` and `np.random`
-        self.variables: dict[str, str | None] = {}  # environment variables; None if removed
-        self.handlers: dict[int, Any] = {}  # signal handlers
-        self.world: dict[str, Any] = {}  # torch's tables of groups
+    seed: int
+    generator: torch.Tensor | None = None  # None before the rank has started
+    settings: tuple[Any, ...] | None = None  # None for the initial settings
+    main: ModuleType | None = None
+    streams: dict[Any, Any] = field(default_factory=dict)  # for `random` and `np.random`
+    # environment variables; None if removed
+    variables: dict[str, str | None] = field(default_factory=dict)
+    handlers: dict[int, Any] = field(default_factory=dict)  # signal handlers
+    world: dict[str, Any] = field(default_factory=dict)  # torch's tables of groups
 
 
 class _Nothing:
@@ -86,7 +77,10 @@ class Isolation:
         self.world: Any = _Nothing()
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        self._read: list[Callable[[], Any]] = [random.getstate, np.random.get_state]
+        self._read: dict[str, Callable[[], Any]] = {
+            "random": random.getstate,
+            "numpy.random": np.random.get_state,
+        }
         self._begin = self._read_streams()
         for module, name, method in _list_functions():
             setattr(module, name, self._make_draw(module, method, getattr(module, name)))
@@ -118,8 +112,7 @@ class Isolation:
         return [name for name, state in states if state != self._begin[name]]
 
     def _read_streams(self) -> dict[str, bytes]:
-        names = "random", "numpy.random"
-        return {name: pickle.dumps(read()) for name, read in zip(names, self._read, strict=True)}
+        return {name: pickle.dumps(read()) for name, read in self._read.items()}
 
     def _make_draw(
         self, module: Any, method: str, original: Callable[..., Any]
@@ -132,8 +125,11 @@ class Isolation:
             if own is None:
                 return original(*args, **kwargs)
             if module not in own.streams:
-                make = random.Random if module is random else np.random.RandomState
-                own.streams[module] = make(own.seed % 2**32 if module is np.random else own.seed)
+                own.streams[module] = (
+                    random.Random(own.seed)
+                    if module is random
+                    else np.random.RandomState(own.seed % 2**32)
+                )
             return getattr(own.streams[module], method)(*args, **kwargs)
 
         return draw

@@ -22,7 +22,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from itertools import accumulate, pairwise, starmap
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -90,16 +91,14 @@ class Levels:
     Attributes:
         columns: the schedule.
         order: the computations by level, shape (n,).
-        bounds: the index in ``order`` at which each level begins, followed by n.
         messages: the messages by level, given by the computations that wait for them, shape (m,).
-        message_bounds: the index in ``messages`` at which each level begins, followed by m.
+        levels: for each level, its part of ``messages`` and its part of ``order``.
     """
 
     columns: Columns
     order: Ints
-    bounds: list[int]
     messages: Ints
-    message_bounds: list[int]
+    levels: list[tuple[slice, slice]]
 
     @cached_property
     def _place(self) -> Ints:
@@ -160,28 +159,26 @@ class Levels:
         ends = np.zeros((count + 1, *extra), dtype=duration.dtype)
         started = np.full((len(self.messages) + 1, *extra), -np.inf, dtype=duration.dtype)
         free, arrived = started.copy(), started.copy()
-        for level in range(len(self.bounds) - 1):
-            some = slice(self.message_bounds[level], self.message_bounds[level + 1])
-            if some.start < some.stop:
-                start = ends[sent[some]]
-                if self._in_order is not None:
-                    send_after, receive_after, waits = (each[some] for each in self._in_order)
-                    np.maximum(start, arrived[send_after], out=start)
-                    ready = np.maximum(ends[posted[some]], arrived[receive_after])
-                    start[waits] = np.maximum(start, ready)[waits]
-                elif rendezvous:
-                    np.maximum(start, ends[posted[some]], out=start)
-                np.maximum(start, free[queued[some]], out=start)
-                started[some] = start
-                start += occupancy[message_row[some]]
-                free[some] = start
-                start += latency[message_row[some]]
-                arrived[some] = start if self._in_order is None else np.maximum(start, ready)
-            some = slice(self.bounds[level], self.bounds[level + 1])
-            if some.start < some.stop:
-                end = np.maximum(ends[before[some]] - hidden[some], arrived[message[some]])
-                end += duration[row[some]]
-                ends[some] = end
+        for messages, operations in self.levels:
+            start = ends[sent[messages]]
+            if self._in_order is not None:
+                send_after, receive_after, waits = (each[messages] for each in self._in_order)
+                np.maximum(start, arrived[send_after], out=start)
+                ready = np.maximum(ends[posted[messages]], arrived[receive_after])
+                start[waits] = np.maximum(start, ready)[waits]
+            elif rendezvous:
+                np.maximum(start, ends[posted[messages]], out=start)
+            np.maximum(start, free[queued[messages]], out=start)
+            started[messages] = start
+            start += occupancy[message_row[messages]]
+            free[messages] = start
+            start += latency[message_row[messages]]
+            arrived[messages] = start if self._in_order is None else np.maximum(start, ready)
+            end = np.maximum(
+                ends[before[operations]] - hidden[operations], arrived[message[operations]]
+            )
+            end += duration[row[operations]]
+            ends[operations] = end
         place = self._message_place[:-1]
         received = None if self._in_order is None else arrived[place]
         return ends[self._place[:-1]], started[place], received
@@ -199,25 +196,25 @@ class Levels:
         before, message, sent, posted, queued = self._needs
         ends = np.full(len(self.order) + 1, makespan)
         frees, arrivals = np.full((2, len(self.messages) + 1), np.inf)
-        for level in range(len(self.bounds) - 2, -1, -1):
-            some = slice(self.bounds[level], self.bounds[level + 1])
-            start = ends[some] - duration[row[some]]
-            ends[before[some]] = np.minimum(ends[before[some]], start + hidden[some])
-            arrivals[message[some]] = np.minimum(arrivals[message[some]], start)
-            some = slice(self.message_bounds[level], self.message_bounds[level + 1])
-            arrival = arrivals[some]
-            start = np.minimum(frees[some], arrival - latency[message_row[some]])
-            start -= occupancy[message_row[some]]
-            frees[queued[some]] = np.minimum(frees[queued[some]], start)
-            np.minimum.at(ends, sent[some], start)  # several sends may follow a computation
+        for messages, operations in reversed(self.levels):
+            start = ends[operations] - duration[row[operations]]
+            previous = before[operations]
+            ends[previous] = np.minimum(ends[previous], start + hidden[operations])
+            awaited = message[operations]
+            arrivals[awaited] = np.minimum(arrivals[awaited], start)
+            arrival = arrivals[messages]
+            start = np.minimum(frees[messages], arrival - latency[message_row[messages]])
+            start -= occupancy[message_row[messages]]
+            frees[queued[messages]] = np.minimum(frees[queued[messages]], start)
+            np.minimum.at(ends, sent[messages], start)  # several sends may follow a computation
             if self._in_order is not None:
-                send_after, receive_after, waits = (each[some] for each in self._in_order)
+                send_after, receive_after, waits = (each[messages] for each in self._in_order)
                 ready = np.where(waits, start, arrival)
-                np.minimum.at(ends, posted[some], ready)
+                np.minimum.at(ends, posted[messages], ready)
                 np.minimum.at(arrivals, send_after, start)
                 np.minimum.at(arrivals, receive_after, ready)
             elif rendezvous:
-                np.minimum.at(ends, posted[some], start)
+                np.minimum.at(ends, posted[messages], start)
         return ends[self._place[:-1]]
 
 
@@ -235,51 +232,48 @@ def find_levels(columns: Columns) -> Levels | None:
     """Returns the levels of a schedule, or None if its ranks wait for each other in a cycle.
 
     Example:
-        >>> from itertools import pairwise
         >>> from ringsim.schedules import one_f_one_b
         >>> from ringsim.simulator.columns import columns_of
         >>> levels = find_levels(columns_of(one_f_one_b(2, 2)))
         >>> [
-        ...     [str(levels.columns.action(one)) for one in levels.order[begin:end]]
-        ...     for begin, end in pairwise(levels.bounds)
+        ...     [str(levels.columns.action(one)) for one in levels.order[operations]]
+        ...     for _, operations in levels.levels
         ... ]
         [['0F0'], ['0F1', '1F0'], ['1B0'], ['0B0', '1F1'], ['1B1'], ['0B1']]
     """
-    count = len(columns)
     sent, posted, queued = columns.sent_after, columns.posted_after, columns.queued_after
-    followers = np.flatnonzero(queued >= 0)
-    following = np.full(count, -1, dtype=np.int32)
-    following[queued[followers]] = followers
-    level_of, message_level = np.full((2, count + 1), -1, dtype=np.int32)
-    level_of[-1] = message_level[-1] = 0  # entry -1 is the start of the step
+    following = _invert(queued, len(columns))
+    # whether each computation is on a level so far, and its message; entry -1 is the start
+    is_timed, is_met = np.zeros((2, len(columns) + 1), dtype=bool)
+    is_timed[-1] = is_met[-1] = True
     heads = np.flatnonzero((sent >= 0) & (queued < 0))
     begins, ends = columns.first[:-1], columns.first[1:]
     here, until = begins[begins < ends], ends[begins < ends]
-    level = 0
+    order, messages = [here[:0]], [here[:0]]
     while len(here):
-        can_start = (level_of[sent[heads]] >= 0) & (level_of[posted[heads]] >= 0)
+        can_start = is_timed[sent[heads]] & is_timed[posted[heads]]
         for after in (columns.in_order or ())[:2]:
-            can_start &= message_level[after[heads]] >= 0
+            can_start &= is_met[after[heads]]
         ready = heads[can_start]
-        message_level[ready] = level
+        is_met[ready] = True
         after = following[ready]
         heads = np.concatenate([heads[~can_start], after[after >= 0]])
-        can = (sent[here] < 0) | (message_level[here] >= 0)
+        can = (sent[here] < 0) | is_met[here]
         if not can.any() and len(ready) == 0:
             return None
-        level_of[here[can]] = level
+        is_timed[here[can]] = True
+        order.append(here[can])
+        messages.append(ready)
         here = here + can
         left = here < until
         here, until = here[left], until[left]
-        level += 1
-    narrow = np.int16 if level < 2**15 else np.int32  # NumPy sorts short integers in one pass
-    levels, messages = level_of[:-1].astype(narrow), np.flatnonzero(sent >= 0).astype(np.int32)
-    order = np.argsort(levels, kind="stable").astype(np.int32)
-    messages = messages[np.argsort(message_level[messages].astype(narrow), kind="stable")]
-    steps = np.arange(level + 1)
-    bounds = np.searchsorted(levels[order], steps)
-    message_bounds = np.searchsorted(message_level[messages], steps)
-    return Levels(columns, order, bounds.tolist(), messages, message_bounds.tolist())
+    levels = zip(_cut(messages), _cut(order), strict=True)
+    return Levels(columns, np.concatenate(order), np.concatenate(messages), [*levels][1:])
+
+
+def _cut(parts: list[Ints]) -> Iterator[slice]:
+    """Yields the place of each part when all parts are joined."""
+    return starmap(slice, pairwise(accumulate(map(len, parts), initial=0)))
 
 
 class Wave(NamedTuple):
@@ -390,7 +384,7 @@ def find_wave(schedule: Schedule, ahead: int = 1) -> Wave | None:
     if not isinstance(schedule.actions, PhasedRows) or schedule.stage_ranks != tuple(range(p)):
         return None
     for known, stride, turn in ((one_f_one_b, 2, p), (gpipe, 1, p - 1 + m)):
-        rows = known(p, m).actions
-        if isinstance(rows, PhasedRows) and rows.rows == schedule.actions.rows:
+        actions: Any = known(p, m).actions
+        if actions.rows == schedule.actions.rows:
             return Wave(p, m, stride, turn, ahead)
     return None

@@ -50,28 +50,31 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ringsim.errors import ArgumentError, say
-from ringsim.faults import Degrade, Injection, degraded_by
-from ringsim.link import Link, check_links
+from ringsim.faults import Degrade, degraded_by
+from ringsim.link import GivenLinks, Link
+from ringsim.ring.pairs import Pair
 from ringsim.simulator.cores import Cores
+from ringsim.simulator.settings import Settings
 from ringsim.topologies import GlooCosts, Hop, OneMachine, Topology
+from ringsim.traces.events import NONE
 
 if TYPE_CHECKING:
     from ringsim.simulator.clock import Clock
 
 Arrived = Callable[[float], None]  # called at the time of an arrival, with this time
+Factors = Mapping[Pair, float]  # how much slower a link is, by (src, dst)
 
 AWAKE_S = 300e-6  # the cores stay awake for this long after a message
 # two posts on a connection within this time count as overlapping, because the first one's bytes are
 # about to arrive
 CLOSE_S = 150e-6
-_NO_DEGREES: Mapping[tuple[int, int], float] = {}
 
 
 @dataclass(slots=True)
@@ -91,37 +94,26 @@ class PrivateLinks:
             that communicates.
         slower: the factor by which a link is slower, by (src, dst).
 
-    Raises:
-        ArgumentError: ``link``, or one of its entries, is not a link.
-
     Example:
-        >>> links = PrivateLinks(Link(alpha_s=1.0, beta_s_per_byte=0.5))
-        >>> links.carry(0, 1, size_bytes=4, ready_s=0.0)  # occupies the link until 2.0
+        >>> links = PrivateLinks(Link(alpha_s=1.0, beta_s_per_byte=0.5), {})
+        >>> links.carry(0, 1, size_bytes=4, now_s=0.0)  # occupies the link until 2.0
         3.0
-        >>> links.carry(0, 1, size_bytes=4, ready_s=0.0)  # waits for the first message's last byte
+        >>> links.carry(0, 1, size_bytes=4, now_s=0.0)  # waits for the first message's last byte
         5.0
-        >>> links.carry(1, 0, size_bytes=4, ready_s=0.0)  # the other direction has its own link
+        >>> links.carry(1, 0, size_bytes=4, now_s=0.0)  # the other direction has its own link
         3.0
     """
 
     def __init__(
         self,
-        link: Link | Mapping[tuple[int, int], Link],
-        slower: Mapping[tuple[int, int], float] = _NO_DEGREES,
+        link: GivenLinks,
+        slower: Factors,
     ) -> None:
-        check_links(link)
-        self._link = link
-        self._slower = slower
-        self._lines: dict[tuple[int, int], _Line] = {}  # by (src, dst)
+        self._link, self._slower = link, slower
+        self._lines: dict[Pair, _Line] = {}  # by (src, dst)
 
     def carry(
-        self,
-        src: int,
-        dst: int,
-        size_bytes: int,
-        ready_s: float,
-        arrived: Arrived | None = None,
-        apart_s: float = math.inf,
+        self, src: int, dst: int, size_bytes: int, now_s: float, apart_s: float = math.inf
     ) -> float:
         """Accepts a message, and returns its arrival time in seconds.
 
@@ -131,9 +123,7 @@ class PrivateLinks:
             src: the rank that sends the message.
             dst: the rank that receives the message.
             size_bytes: the size of the message, at least 0.
-            ready_s: the earliest time at which the message may leave, which must not be in the
-                past.
-            arrived: a function that shared links call when the message arrives.
+            now_s: the present time, at which the message may leave.
             apart_s: the time since one of the two ranks last used their connection, for shared
                 cores.
         """
@@ -142,13 +132,8 @@ class PrivateLinks:
             link = self.link_of(src, dst)
             line = self._lines[src, dst] = _Line(link.alpha_s, link.beta_s_per_byte)
         free_s = line.free_s
-        line.free_s = free_s = (ready_s if ready_s > free_s else free_s) + size_bytes * line.beta_s
+        line.free_s = free_s = (now_s if now_s > free_s else free_s) + size_bytes * line.beta_s
         return free_s + line.alpha_s
-
-    def free_s(self, src: int, dst: int) -> float:
-        """Returns the time at which all bytes so far have entered a link."""
-        line = self._lines.get((src, dst))
-        return 0.0 if line is None else line.free_s
 
     def link_of(self, src: int, dst: int) -> Link:
         """Returns the cost of an undisturbed message, without sending one.
@@ -158,7 +143,7 @@ class PrivateLinks:
         return degraded(find_link(self._link, src, dst), self._slower.get((src, dst), 1.0))
 
 
-def find_link(link: Link | Mapping[tuple[int, int], Link], src: int, dst: int) -> Link:
+def find_link(link: GivenLinks, src: int, dst: int) -> Link:
     """Returns the link for a pair of ranks, from one link for all pairs or a dict of links.
 
     Raises ArgumentError if there is no link for the pair.
@@ -185,12 +170,10 @@ def degraded(link: Link, factor: float) -> Link:
     return link if factor == 1.0 else Link(link.alpha_s * factor, link.beta_s_per_byte * factor)
 
 
-LinkName = TypeVar("LinkName", bound=Hashable)
+Edge = tuple[Hashable, Hashable]
 
 
-def fair_paces(
-    routes: Sequence[Sequence[LinkName]], paces: Mapping[LinkName, float]
-) -> list[float]:
+def fair_paces(routes: Sequence[Sequence[Edge]], paces: Mapping[Edge, float]) -> list[float]:
     """Returns the paces of flows that share the links of their routes max-min fairly.
 
     A flow's pace is 0 if none of the links on its route is ever full.
@@ -206,7 +189,7 @@ def fair_paces(
     found = [0.0] * len(routes)
     # the flows on each link that still speed up; not sets, because the order of a set may differ
     # from run to run
-    moving: dict[LinkName, dict[int, None]] = {}
+    moving: dict[Edge, dict[int, None]] = {}
     for flow, route in enumerate(routes):
         for link in route:
             if paces[link] > 0:
@@ -231,9 +214,6 @@ def fair_paces(
     return found
 
 
-Edge = tuple[Hashable, Hashable]
-
-
 @dataclass(slots=True, eq=False)
 class _Flow:
     """A message that is in flight, or waits for the message before it."""
@@ -241,8 +221,7 @@ class _Flow:
     route: _Route
     left_bytes: float  # the bytes left at settled_s
     latency_s: float
-    ready_s: float
-    arrived: Arrived | None
+    arrived: Arrived
     pace: float = -1.0  # seconds per byte, or negative if not yet known
     settled_s: float = 0.0
     end_s: float = math.inf  # the expected end
@@ -270,19 +249,19 @@ class SharedLinks:
         clock: Clock,
         topology: Topology,
         world_size: int,
-        slower: Mapping[tuple[int, int], float],
+        slower: Factors,
     ) -> None:
         topology.check(world_size)
         self._clock = clock
         self._topology = topology
         self._world_size = world_size
         self._slower = slower
-        # by source and destination; the routes of collectives also by group
-        self._routes: dict[tuple[int, ...], _Route] = {}
+        # by source, destination and group; the group of messages is NONE
+        self._routes: dict[tuple[int, int, int], _Route] = {}
         self._paces: dict[Edge, float] = {}  # the paces of the links that some route has used
         # the current flows on each link; not sets, because the order of a set may differ from run
         # to run
-        self._users: dict[Edge, dict[_Flow, None]] = {}
+        self._users: defaultdict[Edge, dict[_Flow, None]] = defaultdict(dict)
         # links whose flows have changed since the paces were last computed
         self._changed: dict[Edge, None] = {}
 
@@ -290,95 +269,75 @@ class SharedLinks:
         self,
         src: int,
         dst: int,
-        size_bytes: int,
-        ready_s: float,
-        arrived: Arrived | None = None,
-        apart_s: float = math.inf,
+        size_bytes: float,
+        arrived: Arrived,
+        group: int = NONE,
+        latencies: int = 1,
     ) -> None:
-        """Accepts a message, as `PrivateLinks.carry` does.
+        """Accepts a message, or the bytes that a collective moves from one rank to another.
 
-        The method calls ``arrived`` (unless it is None) when the message arrives. It returns None,
-        because the arrival time depends on messages that are still to come.
-        """
-        route = self._routes.get((src, dst)) or self._open(src, dst)
-        self._queue(_Flow(route, size_bytes, route.alpha_s, ready_s, arrived))
+        The bytes wait for earlier messages between the two ranks, or for earlier bytes of the
+        group, and share the links with everything else. If several steps of a collective use the
+        same links, their bytes may form a single flow. After its last byte, the flow takes the
+        route's latency once per step.
 
-    def carry_part(
-        self, group: int, src: int, dst: int, size_bytes: float, latencies: int, arrived: Arrived
-    ) -> None:
-        """Accepts the bytes that a collective moves from one rank to another now.
-
-        The bytes wait for earlier bytes of the group, and share the links with everything else. If
-        several steps use the same links, their bytes may form a single flow. After its last byte,
-        the flow takes the route's latency once per step.
+        Args:
+            src: the rank that sends the bytes.
+            dst: the rank that receives the bytes.
+            size_bytes: the number of bytes.
+            arrived: the function to call when the bytes arrive. The time is not known earlier,
+                because it depends on messages that are still to come.
+            group: the number of the collective's group, or NONE for a message.
+            latencies: the number of steps.
         """
         route = self._routes.get((src, dst, group))
         if route is None:
-            own = self._routes.get((src, dst)) or self._open(src, dst)
-            route = self._routes[src, dst, group] = _Route(own.alpha_s, own.edges)
-        self._queue(
-            _Flow(route, size_bytes, latencies * route.alpha_s, self._clock.now_s(), arrived)
-        )
-
-    def _queue(self, flow: _Flow) -> None:
-        flows = flow.route.flows
-        flows.append(flow)
-        if len(flows) == 1:
-            self._begin_when_ready(flow)
+            route = self._routes[src, dst, group] = self._open(src, dst)
+        flow = _Flow(route, size_bytes, latencies * route.alpha_s, arrived)
+        route.flows.append(flow)
+        if len(route.flows) == 1:
+            self._begin(flow)
 
     def link_of(self, src: int, dst: int) -> Link:
         """Returns the cost of an undisturbed message, as `PrivateLinks.link_of` does."""
-        return self._whole(src, dst, self._topology.route(src, dst, self._world_size))
-
-    def _whole(self, src: int, dst: int, hops: Sequence[Hop]) -> Link:
-        """Returns the total cost of the given hops, including the pair's degradation."""
-        link = Link(
-            sum(hop.link.alpha_s for hop in hops),
-            max((hop.link.beta_s_per_byte for hop in hops), default=0.0),
+        links = [hop.link for hop in self._topology.route(src, dst, self._world_size)]
+        whole = Link(
+            sum(link.alpha_s for link in links),
+            max((link.beta_s_per_byte for link in links), default=0.0),
         )
-        return degraded(link, self._slower.get((src, dst), 1.0))
+        return degraded(whole, self._slower.get((src, dst), 1.0))
 
     def _open(self, src: int, dst: int) -> _Route:
-        hops = list(self._topology.route(src, dst, self._world_size))
-        whole = self._whole(src, dst, hops)
+        whole, hops = self.link_of(src, dst), [*self._topology.route(src, dst, self._world_size)]
         # an extra hop, as slow as the degraded route should be
         if (src, dst) in self._slower:
             hops.append(Hop((("degraded", src), dst), whole))
         # A link that is never full delays no flow, and would only connect unrelated flows.
         limiting = {hop.edge: hop.link.beta_s_per_byte for hop in hops if hop.link.beta_s_per_byte}
-        for edge in limiting:
-            self._users.setdefault(edge, {})
         self._paces.update(limiting)
-        route = self._routes[src, dst] = _Route(whole.alpha_s, tuple(limiting))
-        return route
-
-    def _begin_when_ready(self, flow: _Flow) -> None:
-        if flow.ready_s > self._clock.now_s():
-            self._clock.at(flow.ready_s, partial(self._begin, flow))
-        else:  # immediately, so that paces are computed once for everything that happens now
-            self._begin(flow)
+        return _Route(whole.alpha_s, tuple(limiting))
 
     def _begin(self, flow: _Flow) -> None:
         if flow.left_bytes == 0 or not flow.route.edges:
             self._end(flow)
             return
-        flow.settled_s = self._clock.now_s()
+        flow.settled_s = self._clock.now
         flow.end = partial(self._end, flow)
         for edge in flow.route.edges:
             self._users[edge][flow] = None
         self._change(flow.route.edges)
 
     def _end(self, flow: _Flow) -> None:
-        now_s, route = self._clock.now_s(), flow.route
+        now_s, route = self._clock.now, flow.route
         route.flows.popleft()
         if flow.pace >= 0:
             for edge in route.edges:
                 del self._users[edge][flow]
             self._change(route.edges)
-        if flow.arrived is not None:
-            self._clock.at(now_s + flow.latency_s, partial(flow.arrived, now_s + flow.latency_s))
+        arrives_s = now_s + flow.latency_s
+        self._clock.at(arrives_s, partial(flow.arrived, arrives_s))
         if route.flows:
-            self._begin_when_ready(route.flows[0])
+            self._begin(route.flows[0])
 
     def _change(self, edges: tuple[Edge, ...]) -> None:
         """Schedules new paces for when everything that is due now has happened.
@@ -386,14 +345,14 @@ class SharedLinks:
         Many flows may begin or end at the same time.
         """
         if not self._changed:
-            self._clock.at(self._clock.now_s(), self._share)
+            self._clock.at(self._clock.now, self._share)
         self._changed.update(dict.fromkeys(edges))
 
     def _share(self) -> None:
         """Computes new paces for the flows on changed links, for the flows they meet, and so on."""
         flows = self._meeting(self._changed)
         self._changed.clear()
-        now_s = self._clock.now_s()
+        now_s = self._clock.now
         for flow, pace in zip(
             flows, fair_paces([flow.route.edges for flow in flows], self._paces), strict=True
         ):
@@ -434,10 +393,11 @@ class SharedCores(PrivateLinks):
         seed: the seed that determines which messages stall.
 
     Example:
-        >>> links = SharedCores(OneMachine(Link(alpha_s=1.0, beta_s_per_byte=0.5), cores=1))
+        >>> machine = OneMachine(Link(alpha_s=1.0, beta_s_per_byte=0.5), cores=1)
+        >>> links = SharedCores(machine, {}, world_size=4, seed=0)
         >>> (
-        ...     links.carry(0, 1, size_bytes=4, ready_s=0.0),
-        ...     links.carry(2, 3, size_bytes=4, ready_s=0.0),
+        ...     links.carry(0, 1, size_bytes=4, now_s=0.0),
+        ...     links.carry(2, 3, size_bytes=4, now_s=0.0),
         ... )
         (3.0, 6.0)
     """
@@ -445,9 +405,9 @@ class SharedCores(PrivateLinks):
     def __init__(
         self,
         machine: OneMachine,
-        slower: Mapping[tuple[int, int], float] = _NO_DEGREES,
-        world_size: int = 1,
-        seed: int = 0,
+        slower: Factors,
+        world_size: int,
+        seed: int,
     ) -> None:
         super().__init__(machine.link, slower)
         self.gloo, self.cores = machine.gloo, Cores(machine.cores)
@@ -459,42 +419,36 @@ class SharedCores(PrivateLinks):
         self._handled_s = -math.inf  # the time at which the last message was handled
 
     def carry(
-        self,
-        src: int,
-        dst: int,
-        size_bytes: int,
-        ready_s: float,
-        arrived: Arrived | None = None,
-        apart_s: float = math.inf,
+        self, src: int, dst: int, size_bytes: int, now_s: float, apart_s: float = math.inf
     ) -> float:
         """Accepts a message, as `PrivateLinks.carry` does. The message needs a core to begin."""
-        begin_s = max(ready_s, self.free_s(src, dst))
-        arrives_s = super().carry(src, dst, size_bytes, ready_s)
+        line = self._lines.get((src, dst))
+        begin_s = now_s if line is None else max(now_s, line.free_s)
+        arrives_s = super().carry(src, dst, size_bytes, now_s)
         gloo = self.gloo
         if gloo is None:
             return max(arrives_s, self.cores.book(begin_s, self._alone.time_s(size_bytes)))
         if gloo.awake is not None and begin_s - self._handled_s < AWAKE_S:
             arrives_s += gloo.awake.time_s(size_bytes) - self._alone.time_s(size_bytes)
-        return self._stall(
-            gloo, dst, max(arrives_s, self._handle(gloo, begin_s, size_bytes)), apart_s
-        )
+        return self.carry_piece(gloo, dst, size_bytes, begin_s, apart_s, arrives_s)
 
     def carry_piece(
-        self, gloo: GlooCosts, dst: int, size_bytes: float, ready_s: float, apart_s: float
-    ) -> float:
-        """Accepts a collective's message, which no link delays, and returns its arrival time."""
-        return self._stall(gloo, dst, self._handle(gloo, ready_s, size_bytes), apart_s)
+        self, gloo: GlooCosts, dst: int, size_bytes: float, begin_s: float, apart_s: float,
+        arrives_s: float = 0.0,
+    ) -> float:  # fmt: skip
+        """Reserves a core for each side of a message, and returns its arrival time.
 
-    def _handle(self, gloo: GlooCosts, begin_s: float, size_bytes: float) -> float:
-        """Reserves a core for each side, and returns the time at which both sides are done."""
+        Args:
+            gloo: Gloo's costs.
+            dst: the rank that receives the message.
+            size_bytes: the size of the message.
+            begin_s: the time from which the cores are needed.
+            apart_s: the time since one of the two ranks last used their connection.
+            arrives_s: the earliest arrival that the link permits; no link delays a collective.
+        """
         half_s = gloo.carrying.time_s(size_bytes) / 2
-        self._handled_s = end_s = max(
-            self.cores.book(begin_s, half_s), self.cores.book(begin_s, half_s)
-        )
-        return end_s
-
-    def _stall(self, gloo: GlooCosts, dst: int, arrives_s: float, apart_s: float) -> float:
-        """Returns a message's arrival time, including the delay if it stalls."""
+        self._handled_s = max(self.cores.book(begin_s, half_s) for _ in range(2))
+        arrives_s = max(arrives_s, self._handled_s)
         until_s = self._stalled_s.get(dst, 0.0)
         if until_s > arrives_s:
             return until_s
@@ -507,32 +461,21 @@ class SharedCores(PrivateLinks):
 Links = PrivateLinks | SharedLinks
 
 
-def make_links(
-    clock: Clock,
-    world_size: int,
-    *,
-    link: Link | Mapping[tuple[int, int], Link] | None = None,
-    topology: Topology | None = None,
-    inject: Iterable[Injection] = (),
-    seed: int = 0,
-) -> Links:
-    """Creates the links of a run from the arguments of ``ringsim.simulate``.
-
-    Each `Degrade` slows down the messages between a pair of ranks.
-    """
+def make_links(clock: Clock, settings: Settings) -> Links:
+    """Creates the links of a run. Each `Degrade` slows down the messages between two ranks."""
+    link, topology = settings.link, settings.topology
     if (link is None) == (topology is None):
         got = "none" if link is None else "both"
         raise ArgumentError(
             f"exactly one of link and topology must be given, got {got}. "
             "Pass link, or a topology, which contains its own links."
         )
-    inject = tuple(inject)
-    pairs = [(each.src, each.dst) for each in inject if isinstance(each, Degrade)]
-    slower = {pair: degraded_by(inject, *pair) for pair in pairs}
+    pairs = [(each.src, each.dst) for each in settings.inject if isinstance(each, Degrade)]
+    slower = {pair: degraded_by(settings.inject, *pair) for pair in pairs}
     if link is not None:
         return PrivateLinks(link, slower)
     if isinstance(topology, OneMachine):
-        return SharedCores(topology, slower, world_size, seed)
+        return SharedCores(topology, slower, settings.world_size, settings.seed)
     assert topology is not None
     if isinstance(topology, type) or not all(
         callable(getattr(topology, name, None)) for name in ("check", "route")
@@ -541,4 +484,4 @@ def make_links(
             f"topology must have the methods check and route, got {say(topology)}. Use a topology "
             "from ringsim.topologies."
         )
-    return SharedLinks(clock, topology, world_size, slower)
+    return SharedLinks(clock, topology, settings.world_size, slower)

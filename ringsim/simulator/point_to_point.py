@@ -41,7 +41,7 @@ from ringsim.comm.torch_private import outside_modes
 from ringsim.diagnose.mismatches import disagreement
 from ringsim.errors import ArgumentError, MessageMismatch, say
 from ringsim.simulator.clock import Clock, Rank
-from ringsim.simulator.links import Arrived, Links, SharedCores
+from ringsim.simulator.links import Arrived, Links, SharedCores, SharedLinks
 from ringsim.simulator.work import (
     NEVER,
     PayloadKind,
@@ -87,10 +87,6 @@ class SimulatedMessage(SimulatedWork):
         super().__init__(op, rank, slots, channel.group, kind)
         self.channel, self.tensor, self.tag, self.sends = channel, tensor, tag, sends
         self.peer = channel.dst if sends else channel.src
-
-    def break_off(self) -> None:
-        """Closes the connection in the group, as Gloo does."""
-        self.channel.connection.is_open = False
 
     def arrive(self, time_s: float) -> None:
         """Completes a send and its recv after the message has arrived."""
@@ -140,17 +136,18 @@ class Channel:
 # -- matching
 
 
-class RendezvousMatcher:
+class Matcher:
     """The messages that wait for their other side.
 
-    A message moves when both sides are posted.
+    A message moves when both sides are posted. However, a message up to a size limit leaves as soon
+    as it is sent: the tensor is copied, and the send is done immediately.
     """
 
     by_tag = True
     paired = False
 
-    def __init__(self, clock: Clock, links: Links) -> None:
-        self._clock, self._links = clock, links
+    def __init__(self, clock: Clock, links: Links, limit_bytes: float) -> None:
+        self._clock, self._links, self._limit = clock, links, limit_bytes
         self._stalls = isinstance(links, SharedCores) and links.gloo is not None
         self._posted = 0  # the number of messages that had to wait for their other side
         self._channels: dict[tuple[Team, int, int, int], Channel] = {}
@@ -204,6 +201,15 @@ class RendezvousMatcher:
 
     def _queue(self, channel: Channel, message: SimulatedMessage) -> None:
         """Queues a message until its other side is posted."""
+        if message.sends and message.kind.size_bytes <= self._limit:
+            try:
+                check_storage(message.tensor)
+            except ArgumentError:
+                message.close_record(ERROR)
+                raise
+            with torch.inference_mode(), outside_modes():
+                message.tensor = message.tensor.clone()
+            self._leave(message)
         self._posted += 1
         message.number = self._posted
         channel.waiting.append(message)
@@ -214,13 +220,7 @@ class RendezvousMatcher:
         Recvs from any source may match several queues. The oldest message is then chosen.
         """
         group, dst = channel.group, channel.dst
-        sources = (
-            group.ranks
-            if channel.src == ANY_SOURCE
-            else (channel.src, ANY_SOURCE)
-            if sends
-            else (channel.src,)
-        )
+        sources = group.ranks if channel.src == ANY_SOURCE else (channel.src, ANY_SOURCE)
         found = [self._channels.get((group, src, dst, channel.tag)) for src in sources]
         queues = [
             each.waiting
@@ -251,7 +251,16 @@ class RendezvousMatcher:
         self._begin(send, recv)
 
     def _begin(self, send: SimulatedMessage, recv: SimulatedMessage) -> None:
-        """Starts to carry a message whose recv is posted."""
+        """Starts to carry a message whose recv is posted, unless it has already left."""
+        if send.kind.size_bytes > self._limit:
+            self._begin_both(send, recv)
+        elif send.arrives_s is None:  # the recv was posted first
+            self._leave(send)
+        elif send.arrives_s < NEVER:
+            self._end(recv, max(send.arrives_s, self._clock.now))
+
+    def _begin_both(self, send: SimulatedMessage, recv: SimulatedMessage) -> None:
+        """Starts to carry a message, both of whose sides are done when it arrives."""
         apart_s = NEVER
         if self._stalls:
             busy_s = send.channel.connection.busy_s
@@ -259,37 +268,6 @@ class RendezvousMatcher:
                 busy_s.get(message.rank.number, -NEVER) for message in (send, recv)
             )
         self._carry(send, send.arrive, apart_s)
-
-    def _carry(self, send: SimulatedMessage, arrived: Arrived, apart_s: float = NEVER) -> None:
-        """Carries a message, and calls ``arrived`` with the arrival time once it is known."""
-        arrives_s = self._links.carry(
-            send.rank.number, send.peer, send.kind.size_bytes, self._clock.now, arrived, apart_s
-        )
-        if arrives_s is not None:
-            arrived(arrives_s)
-
-
-class Buffered(RendezvousMatcher):
-    """Like `Rendezvous`, but a message up to a size limit leaves as soon as it is sent.
-
-    The tensor is copied, and the send is done immediately.
-    """
-
-    def __init__(self, clock: Clock, links: Links, limit_bytes: float) -> None:
-        super().__init__(clock, links)
-        self._limit = limit_bytes
-
-    def _queue(self, channel: Channel, message: SimulatedMessage) -> None:
-        if message.sends and message.kind.size_bytes <= self._limit:
-            try:
-                check_storage(message.tensor)
-            except ArgumentError:
-                message.close_record(ERROR)
-                raise
-            with torch.inference_mode(), outside_modes():
-                message.tensor = message.tensor.clone()
-            self._leave(message)
-        super()._queue(channel, message)
 
     def _leave(self, send: SimulatedMessage) -> None:
         """Sends a message and completes the send."""
@@ -303,16 +281,17 @@ class Buffered(RendezvousMatcher):
 
         self._carry(send, arrive)
 
-    def _begin(self, send: SimulatedMessage, recv: SimulatedMessage) -> None:
-        if send.kind.size_bytes > self._limit:
-            super()._begin(send, recv)
-        elif send.arrives_s is None:  # the recv was posted first
-            self._leave(send)
-        elif send.arrives_s < NEVER:
-            self._end(recv, max(send.arrives_s, self._clock.now))
-
     def _end(self, message: SimulatedMessage, time_s: float) -> None:
+        """Sets the time at which one side of a message is done."""
         message.complete(time_s)
+
+    def _carry(self, send: SimulatedMessage, arrived: Arrived, apart_s: float = NEVER) -> None:
+        """Carries a message, and calls ``arrived`` with the arrival time once it is known."""
+        links, src, size_bytes = self._links, send.rank.number, send.kind.size_bytes
+        if isinstance(links, SharedLinks):
+            links.carry(src, send.peer, size_bytes, arrived)
+        else:
+            arrived(links.carry(src, send.peer, size_bytes, self._clock.now, apart_s))
 
 
 @dataclass
@@ -325,8 +304,8 @@ class _Entry:
     end_s: float = 0.0  # the latest arrival so far
 
 
-class InOrder(Buffered):
-    """Like `Buffered`, but a rank's messages on a group start in order, whatever their tags.
+class InOrder(Matcher):
+    """Like `Matcher`, but a rank's messages on a group start in order, whatever their tags.
 
     If ``paired`` is set, each other rank has an order of its own, and batches have one together.
 
@@ -376,15 +355,12 @@ class InOrder(Buffered):
         for message in entry.messages:
             super().post(message)
 
-    def _begin(self, send: SimulatedMessage, recv: SimulatedMessage) -> None:
+    def _begin_both(self, send: SimulatedMessage, recv: SimulatedMessage) -> None:
         def arrive(time_s: float) -> None:
             self._end(send, time_s)
             self._end(recv, time_s)
 
-        if send.kind.size_bytes > self._limit:
-            self._carry(send, arrive)
-        else:
-            super()._begin(send, recv)
+        self._carry(send, arrive)
 
     def _end(self, message: SimulatedMessage, time_s: float) -> None:
         entry = message.entry
@@ -410,7 +386,7 @@ class InOrder(Buffered):
                 message.complete(self._clock.now)
 
 
-def make_matcher(semantics: object, clock: Clock, links: Links) -> RendezvousMatcher:
+def make_matcher(semantics: object, clock: Clock, links: Links) -> Matcher:
     """Creates the object that matches messages, for semantics given by name.
 
     Raises ArgumentError if the name is unknown.
@@ -425,11 +401,10 @@ def make_matcher(semantics: object, clock: Clock, links: Links) -> RendezvousMat
         )
         raise ArgumentError(f"semantics must be {known}, got {say(semantics)}.")
     name, limit = found.groups()
-    if name is None:
-        return RendezvousMatcher(clock, links)
-    if name == "buffered":
-        return Buffered(clock, links, int(limit) if limit else math.inf)
-    return InOrder(clock, links, int(limit) if limit else -1, paired=name == "paired")
+    limit_bytes = int(limit) if limit else math.inf if name == "buffered" else -1
+    if name in ("grouped", "paired"):
+        return InOrder(clock, links, limit_bytes, paired=name == "paired")
+    return Matcher(clock, links, limit_bytes)
 
 
 def _compare(mine: SimulatedMessage, theirs: SimulatedMessage) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -33,7 +34,7 @@ from ringsim.faults import make_failure
 from ringsim.simulator.clock import Clock, Rank
 from ringsim.simulator.collective_ops import Part, meet
 from ringsim.simulator.links import Links, SharedCores
-from ringsim.simulator.point_to_point import Channel, RendezvousMatcher, SimulatedMessage
+from ringsim.simulator.point_to_point import Matcher, SimulatedMessage
 from ringsim.simulator.work import PayloadKind, Team
 from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES, Payload
 from ringsim.traces.recorder import Post, Recorder
@@ -47,7 +48,7 @@ class Shared:
     recorder: Recorder
     records: bool  # whether operations are recorded
     links: Links
-    matcher: RendezvousMatcher
+    matcher: Matcher
     costs: PostingCosts | None  # the cost of posting a message
     kinds: dict[Any, PayloadKind] = field(default_factory=dict)
     on_new_kind: Callable[[], None] = lambda: None
@@ -55,13 +56,14 @@ class Shared:
     checks: Prechecks = field(init=False)
     post_send: Post = field(init=False)
     post_recv: Post = field(init=False)
-    post_collective: dict[str, Post] = field(default_factory=dict)
+    poster_of: Callable[[str], Post] = field(init=False)  # by the name of a collective
 
     def __post_init__(self) -> None:
-        recorder = self.recorder
-        self.checks = Prechecks(recorder)
-        self.post_send = recorder.make_post(OP_CODES["isend"], SEND_NAMES)
-        self.post_recv = recorder.make_post(OP_CODES["irecv"], RECV_NAMES)
+        make_post = self.recorder.make_post
+        self.checks = Prechecks(self.recorder)
+        self.post_send = make_post(OP_CODES["isend"], SEND_NAMES)
+        self.post_recv = make_post(OP_CODES["irecv"], RECV_NAMES)
+        self.poster_of = cache(lambda name: make_post(OP_CODES[name], COLLECTIVE_NAMES))
 
     def kind_of(self, tensors: Sequence[Tensor], copies: int = 1, op: Any = None) -> PayloadKind:
         """Returns the kind of an operation on given tensors.
@@ -97,14 +99,6 @@ class Shared:
         """Returns the kind of operations with a given payload."""
         return PayloadKind(self.recorder.payload(*payload), payload, payload.size_bytes)
 
-    def poster_of(self, name: str) -> Post:
-        """Returns the function that records the post of a collective."""
-        post = self.post_collective.get(name)
-        if post is None:
-            post = self.recorder.make_post(OP_CODES[name], COLLECTIVE_NAMES)
-            self.post_collective[name] = post
-        return post
-
 
 class SimulatedRank(Rank):
     """A rank of a simulation.
@@ -112,7 +106,6 @@ class SimulatedRank(Rank):
     Args:
         shared: the state that all ranks share.
         number: the number of this rank.
-        world_size: the number of ranks.
         seed: the seed of the rank's random numbers.
         fails_at: the number of the operation at which the rank fails, or None if it does not fail.
 
@@ -122,27 +115,21 @@ class SimulatedRank(Rank):
             batch.
     """
 
-    def __init__(
-        self, shared: Shared, number: int, world_size: int, seed: int, fails_at: int | None = None
-    ) -> None:
+    _operations = _refusals = 0
+    _refusal: Callable[[], BaseException]
+
+    def __init__(self, shared: Shared, number: int, seed: int, fails_at: int | None = None) -> None:
         super().__init__(number, seed, shared.clock)
-        self.shared, self.world_size = shared, world_size
+        self.shared = shared
         self.recorder, self._records = shared.recorder, shared.records
         self.blank = False
         self.batch: list[SimulatedMessage] | None = None
-        self.batch_left = 0
         self._fails_at = fails_at
         self._hooked = (
             shared.clock.measures or fails_at is not None or shared.on_operation is not None
         )
         gloo = shared.links.gloo if isinstance(shared.links, SharedCores) else None
         self._first_use_s = gloo.first_use_s if gloo is not None else 0.0
-        self._operations = self._refusals = 0
-        self._refusal: Callable[[], BaseException] | None = None
-
-    def here(self) -> str:
-        """Returns the name of this rank for error messages."""
-        return f"rank {self.number} of {self.world_size}"
 
     # -- messages
 
@@ -164,13 +151,11 @@ class SimulatedRank(Rank):
         src, dst = (self.number, other) if sends else (other, self.number)
         channel = shared.matcher.channel_of(team, src, dst, tag, self.batch is None)
         if not channel.connection.is_open:  # as on Gloo, the operation is posted, and then fails
-            self._refuse_closed(channel, other, post(team.number, other, tag, kind.number))
+            self._refuse_closed(other, post(team.number, other, tag, kind.number))
         if self._hooked:
             name = "isend" if sends else "irecv"
             self._before_operation(name, team.number, other, tag, kind.number)
-        slots: tuple[Any, ...] = ()
-        if self._records:
-            slots = (post(team.number, other, tag, kind.number),)
+        slots: Any = (post(team.number, other, tag, kind.number),) if self._records else ()
         tensor = tensors[0]
         if sends and self.blank:
             tensor = tensor.new_zeros(tensor.shape)
@@ -195,11 +180,10 @@ class SimulatedRank(Rank):
             attempt = Attempt("send" if sends else "recv", team.number, other, tag, kind.number)
             checks = self.shared.checks
             checks.check_message(attempt, [], place, len(team.ranks), post)
-            what, remedy = fault or ("", "")  # if the peer is valid, something else is wrong
-            checks.refuse(what, remedy, attempt, post)
+            checks.refuse(*(fault or ("", "")), attempt, post)  # a valid peer, so there is a fault
         return other, kind
 
-    def _refuse_closed(self, channel: Channel, other: int, slot: Any) -> None:
+    def _refuse_closed(self, other: int, slot: Any) -> None:
         if self._records:
             self.recorder.complete(slot, ERROR)
         closed = Refused(
@@ -257,28 +241,24 @@ class SimulatedRank(Rank):
             carried: the tensors whose size is recorded, if the function's own tensors are only
                 pieces of these.
         """
-        reading = READINGS[name]
         call = read_call(name, arguments, team)
         kind = self.shared.kind_of(carried or call.carried, call.copies, call.op)
-        post = self.shared.poster_of(call.recorded_name)
-        if reading.raw:
-            self._refuse_gaps(call, kind, post)
-        return self.take_part(call, kind, post)
+        if READINGS[name].raw:
+            self._refuse_gaps(call, kind)
+        return self.take_part(call, kind)
 
     def begin_monitored_barrier(self, team: Team) -> Part:
         """Starts a ``monitored_barrier``."""
-        kind, post = self.shared.kind_of(()), self.shared.poster_of("monitored_barrier")
-        return self.take_part(Call("monitored_barrier", team, (), ()), kind, post)
+        return self.take_part(Call("monitored_barrier", team, (), ()), self.shared.kind_of(()))
 
-    def take_part(self, call: Call, kind: PayloadKind, post: Post) -> Part:
+    def take_part(self, call: Call, kind: PayloadKind) -> Part:
         """Posts this rank's part in a collective."""
         team: Any = call.group
+        post = self.shared.poster_of(call.recorded_name)
         peer = NONE if call.root == NONE else team.ranks[call.root]
         if self._hooked:
             self._before_operation(call.recorded_name, team.number, peer, None, kind.number)
-        slots: tuple[Any, ...] = ()
-        if self._records:
-            slots = (post(team.number, peer, NONE, kind.number),)
+        slots: Any = (post(team.number, peer, NONE, kind.number),) if self._records else ()
         part = Part(self, slots, kind, call)
         if self._first_use_s:
             self._warm_up()
@@ -286,12 +266,13 @@ class SimulatedRank(Rank):
         meet(part, self.shared.links)
         return part
 
-    def _refuse_gaps(self, call: Call, kind: PayloadKind, post: Post) -> None:
+    def _refuse_gaps(self, call: Call, kind: PayloadKind) -> None:
         """Raises ArgumentError for a tensor with gaps, whose memory Gloo would misread."""
         team: Any = call.group
         for tensor in call.tensors:
             if has_gaps(tensor):
                 attempt = Attempt(call.recorded_name, team.number, NONE, None, kind.number)
+                post = self.shared.poster_of(call.recorded_name)
                 self.shared.checks.refuse_collective(attempt, tensor, post)
 
     # -- failures and delays
@@ -307,13 +288,13 @@ class SimulatedRank(Rank):
         Raises:
             BaseException: the rank must fail at this operation.
         """
-        if self._refusal is not None and self._refusals > 0:
+        if self._refusals > 0:
             self._refusals -= 1
             raise self._refusal()
         if self.clock.measures:
             self.clock.pay()
         if self._fails_at is not None and self._operations >= self._fails_at:
-            raise make_failure(self.number, self._fails_at, self.world_size)
+            raise make_failure(self.number, self._fails_at, len(self.clock.ranks))
         self._operations += 1
         if self.shared.on_operation is not None:
             self.shared.on_operation(Attempt(*attempt))

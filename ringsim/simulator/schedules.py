@@ -20,8 +20,9 @@ from ringsim.errors import (
     is_number,
     say,
 )
-from ringsim.link import Link
+from ringsim.link import GivenLinks, Link
 from ringsim.provenance import __version__
+from ringsim.ring.pairs import all_pairs, list_groups
 from ringsim.schedules import closed_forms, make_schedule
 from ringsim.schedules.costs import Costs, Time
 from ringsim.schedules.engine import evaluate, lower_for
@@ -30,7 +31,6 @@ from ringsim.schedules.programs import Semantics, read_semantics
 from ringsim.schedules.schedule import Action, Schedule
 from ringsim.simulator.columns import (
     Columns,
-    Links,
     Prices,
     Sizes,
     columns_of,
@@ -48,6 +48,7 @@ from ringsim.simulator.critical_path import (
     plain,
 )
 from ringsim.simulator.levels import Levels, Times, Wave, find_levels, find_wave
+from ringsim.simulator.settings import write_links
 from ringsim.simulator.step_trace import check_between, make_trace
 from ringsim.traces.display import Bundle, Images, Style, bundle
 from ringsim.traces.events import Ints
@@ -99,7 +100,7 @@ class Source:
         overlap = bool(self.costs.overlap)
         if not self.in_order:
             return columns_of(self.schedule, self.ahead, overlap=overlap)
-        lowered = lower_for(self.schedule, self.semantics, overlap=overlap)
+        lowered = lower_for(self.schedule, self.costs, self.semantics)
         columns = columns_of(lowered, overlap=overlap)
         return put_in_order(columns, lowered, self.semantics, self.sizes)
 
@@ -130,7 +131,7 @@ class Source:
     def find_makespan(self, prices: Prices) -> Any:
         """Returns the length of the step, or K lengths for K sets of costs."""
         last = self._choose(prices).last_ends(prices, rendezvous=self.rendezvous)
-        return last.max(axis=0) if len(last) else np.zeros(prices.duration.shape[2:])[()]
+        return last.max(axis=0, initial=0)
 
     def find_makespans(self, variants: Sequence[Prices]) -> Ints:
         """Returns the length of the step for each of K prices, float64, shape (K,)."""
@@ -440,9 +441,7 @@ class WhatIfs:
         The fraction is 0 if the step takes no time.
         """
         whole = self.makespan * self.busy.shape[1]
-        share: Ints = np.divide(
-            self.idle.sum(axis=1), whole, out=np.zeros(len(self)), where=whole > 0
-        )
+        share: Ints = self.idle.sum(axis=1) / np.where(whole > 0, whole, 1)
         return share
 
     def __repr__(self) -> str:
@@ -457,7 +456,7 @@ class WhatIfs:
 def simulate_schedule(
     schedule: str | Schedule, costs: Costs | None = None, *, num_ranks: int | None = None,
     num_microbatches: int | None = None,
-    num_chunks: int | None = None, link: Links | None = None, size_bytes: Sizes = 0,
+    num_chunks: int | None = None, link: GivenLinks | None = None, size_bytes: Sizes = 0,
     semantics: Semantics = "rendezvous", ahead: int = 1,
 ) -> ScheduleRun: ...  # fmt: skip
 
@@ -466,7 +465,7 @@ def simulate_schedule(
 def simulate_schedule(
     schedule: str | Schedule, costs: Sequence[Costs], *, num_ranks: int | None = None,
     num_microbatches: int | None = None,
-    num_chunks: int | None = None, link: Links | Sequence[Links] | None = None,
+    num_chunks: int | None = None, link: GivenLinks | Sequence[GivenLinks] | None = None,
     size_bytes: Sizes = 0,
     semantics: Semantics = "rendezvous", ahead: int = 1,
 ) -> WhatIfs: ...  # fmt: skip
@@ -479,7 +478,7 @@ def simulate_schedule(
     num_ranks: int | None = None,
     num_microbatches: int | None = None,
     num_chunks: int | None = None,
-    link: Links | Sequence[Links] | None = None,
+    link: GivenLinks | Sequence[GivenLinks] | None = None,
     size_bytes: Sizes = 0,
     semantics: Semantics = "rendezvous",
     ahead: int = 1,
@@ -551,37 +550,37 @@ def simulate_schedule(
     links: Any = link if is_list(link) else [link]
     has_link = any(each is not None for each in links)
     sizes = spread_sizes(size_bytes, found.num_stages, has_link=has_link)
-    one_cost = costs if isinstance(costs, Costs) else Costs()
-    source = Source(found, ahead, semantics, sizes, one_cost)
-    if costs is not None and not isinstance(costs, Costs):
+    source = Source(found, ahead, semantics, sizes, Costs())
+    if isinstance(costs, Costs):
+        source = replace(source, costs=costs)
+    elif costs is not None:
         return _simulate_variants(source, costs, link)
     step = None
     if isinstance(schedule, str):
-        known = source.schedule
-        step = closed_forms.Step(schedule, known.num_ranks, known.num_microbatches, num_chunks)
+        step = closed_forms.Step(schedule, found.num_ranks, found.num_microbatches, num_chunks)
     one: Any = link  # a Link or a dict of links; make_prices refuses anything else
     return _simulate(source, one, step)
 
 
-def _simulate(source: Source, link: Links | None, step: closed_forms.Step | None) -> ScheduleRun:
+def _simulate(
+    source: Source, link: GivenLinks | None, step: closed_forms.Step | None
+) -> ScheduleRun:
     """Simulates a schedule with one set of costs.
 
     ``step`` describes the schedule for the closed forms, if it was created by name.
     """
-    schedule, costs = source.schedule, source.costs
-    prices = make_prices(schedule.stage_ranks, costs, link, source.sizes)
-    makespan = source.find_makespan(prices)
+    schedule = source.schedule
+    prices = make_prices(schedule.stage_ranks, source.costs, link, source.sizes)
     sizes = None if link is None else source.sizes
-    closed_form = None if step is None else _closed_form(step, costs, link, sizes, source)
     return ScheduleRun(
         name=schedule.name,
         num_ranks=schedule.num_ranks,
         num_stages=schedule.num_stages,
         num_microbatches=schedule.num_microbatches,
-        makespan=plain(makespan),
+        makespan=plain(source.find_makespan(prices)),
         busy=source.find_busy(prices),
-        closed_form=closed_form,
-        setting=Setting(source, prices, sizes, _metadata(source, costs, link, sizes)),
+        closed_form=None if step is None else _closed_form(step, source, link),
+        setting=Setting(source, prices, sizes, _metadata(source, link)),
     )
 
 
@@ -625,29 +624,21 @@ def _simulate_variants(source: Source, costs: Sequence[Costs], link: Any) -> Wha
     return WhatIfs(schedule.name, source.find_makespans(variants), busy)
 
 
-def _closed_form(
-    step: closed_forms.Step,
-    costs: Costs,
-    link: Links | None,
-    sizes: list[int] | None,
-    source: Source,
-) -> Time | None:
+def _closed_form(step: closed_forms.Step, source: Source, link: GivenLinks | None) -> Time | None:
     """Returns the makespan by formula, or None if no formula is known.
 
     The formulas assume that all stages, messages and links are alike.
     """
     if source.in_order:
         return None
+    costs = source.costs
     latency: Time = costs.latency if step.num_ranks > 1 else 0
     try:
         if link is not None and step.num_ranks > 1:  # a single rank sends nothing
-            if not isinstance(link, Link) or len(set(sizes or [0])) > 1:
+            if not isinstance(link, Link) or len(set(source.sizes)) > 1:
                 return None
-            occupancy = (sizes or [0])[0] * link.beta_s_per_byte
-            shortest = min(
-                costs.get_duration(Action(0, "F", 0)), costs.get_duration(Action(0, "B", 0))
-            )
-            if occupancy > shortest:
+            occupancy = source.sizes[0] * link.beta_s_per_byte
+            if occupancy > min(costs.get_duration(Action(0, kind, 0)) for kind in "FB"):
                 return None  # if messages queue, no formula applies
             latency = occupancy + link.alpha_s
         if latency and source.rendezvous and source.ahead > 0:
@@ -657,28 +648,16 @@ def _closed_form(
         return None
 
 
-def _metadata(
-    source: Source, costs: Costs, link: Links | None, sizes: list[int] | None
-) -> dict[str, Any]:
+def _metadata(source: Source, link: GivenLinks | None) -> dict[str, Any]:
     """Returns a description of the simulation for JSON.
 
     The description contains no date, so that the same arguments produce the same bytes.
     """
     constants: dict[str, Any] = {"semantics": source.semantics, "ahead": source.ahead}
-    constants |= {name: _as_json(cost) for name, cost in vars(costs).items()}
+    constants |= {name: _as_json(cost) for name, cost in vars(source.costs).items()}
     if link is not None:
-        links = (
-            {"all": link}
-            if isinstance(link, Link)
-            else {f"{source}>{rank}": one for (source, rank), one in link.items()}
-        )
-        constants["links"] = {
-            name: {"alpha_s": one.alpha_s, "beta_s_per_byte": one.beta_s_per_byte}
-            for name, one in links.items()
-        }
-        constants["size_bytes"] = sizes
+        constants |= {"links": write_links(link), "size_bytes": source.sizes}
     size = source.schedule.num_ranks
-    edges = [(rank, (rank + 1) % size) for rank in range(size)] if size > 1 else []
     return {
         "format": 1,
         "source": "simulated",
@@ -686,7 +665,7 @@ def _metadata(
         "backend": f"virtual clock, {source.semantics}",
         "schedule": source.schedule.name,
         "constants": constants,
-        "ring_groups": [[f"ring:{begin}>{end}", [begin, end]] for begin, end in edges],
+        "ring_groups": list_groups(all_pairs(range(size))),
         "versions": {"ringsim": __version__},
     }
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ringsim.faults import Injection
-from ringsim.link import Link
+from ringsim.link import GivenLinks, Link
 from ringsim.provenance import __version__
 from ringsim.topologies import Topology
 
@@ -17,7 +17,7 @@ class Settings:
     """The arguments of ``ringsim.simulate``, which describes their meaning."""
 
     world_size: int
-    link: Link | Mapping[tuple[int, int], Link] | None
+    link: GivenLinks | None
     topology: Topology | None
     semantics: str
     compute: Any
@@ -46,21 +46,19 @@ class Settings:
 
     def _list_constants(self) -> dict[str, Any]:
         constants: dict[str, Any] = {"semantics": self.semantics, "seed": self.seed}
-        if isinstance(self.link, Link):
-            constants["links"] = {"all": _write_link(self.link)}
-        elif self.link is not None:
-            constants["links"] = {
-                f"{src}>{dst}": _write_link(each) for (src, dst), each in self.link.items()
-            }
+        if self.link is not None:
+            constants["links"] = write_links(self.link)
         if self.topology is not None:
             constants["topology"] = repr(self.topology)
         if self.compute is not None:
-            is_text = isinstance(self.compute, str)
-            constants["compute"] = self.compute if is_text else repr(self.compute)
+            constants["compute"] = "measured" if self.measures else repr(self.compute)
         if self.inject:
             constants["inject"] = [repr(each) for each in self.inject]
         return constants
 
 
-def _write_link(link: Link) -> dict[str, float]:
-    return {"alpha_s": link.alpha_s, "beta_s_per_byte": link.beta_s_per_byte}
+def write_links(given: GivenLinks) -> dict[str, dict[str, float]]:
+    """Returns a link, or the links between ranks, for the metadata of a trace."""
+    if isinstance(given, Link):
+        return {"all": {"alpha_s": given.alpha_s, "beta_s_per_byte": given.beta_s_per_byte}}
+    return {f"{src}>{dst}": write_links(link)["all"] for (src, dst), link in given.items()}

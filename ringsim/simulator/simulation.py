@@ -8,7 +8,6 @@ from __future__ import annotations
 import builtins
 import functools
 import gc
-import itertools
 import os
 import pickle
 import random
@@ -17,6 +16,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, NoReturn, TextIO
 
 import torch
@@ -48,10 +48,12 @@ from ringsim.diagnose.verdict import judge, waiting_text, waits_text
 from ringsim.errors import RingError
 from ringsim.faults import fails_at, jitter_of, slowed_by
 from ringsim.launch.process import Process
+from ringsim.launch.rank import launcher_variables
 from ringsim.launch.results import describe_unpicklable
 from ringsim.provenance import note_doubts
 from ringsim.ring import Ring
 from ringsim.ring.packing import dumps
+from ringsim.ring.pairs import all_pairs, list_groups
 from ringsim.ring.printing import Quiet, make_print
 from ringsim.simulator.clock import Clock, Ended, Rank
 from ringsim.simulator.environment import RankEnvironment, RankSignals
@@ -64,7 +66,7 @@ from ringsim.simulator.stacks import STACKS
 from ringsim.simulator.watchdog import watch
 from ringsim.simulator.world import Worlds
 from ringsim.state import RankState, enter_rank, get_state, simulated_states
-from ringsim.traces.cells import rename_file, rename_places
+from ringsim.traces.cells import rename_events, rename_places
 from ringsim.traces.events import NONE, OP_CODES, OP_NAMES
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, lines_text
 from ringsim.traces.frames import current_frames
@@ -87,7 +89,7 @@ class Outcome:
     Attributes:
         trace: the trace of the simulation.
         error: the error that ended the simulation, or None.
-        diagnosis: the reason for the error, or None if unknown.
+        diagnosis: the reason why the ranks of an interrupted simulation wait, or None.
         more: further facts, depending on the kind of simulation.
     """
 
@@ -115,8 +117,7 @@ def begin(kind: Callable[..., Any], process: Process, *run: Any) -> Any:
     gc.freeze()  # the garbage collector need not scan the existing objects again and again
     gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
     simulation = kind(*run)
-    process.hand_over = simulation.interrupt
-    simulation.give_up, simulation.process = process.finish, process
+    simulation.process, process.hand_over = process, simulation.interrupt
     return simulation
 
 
@@ -142,11 +143,9 @@ def _pin_to_one_core() -> None:
 class _Outputs:
     """Collects simulated ranks' output by rank, and shows it like the output of real ranks.
 
-    An object of this class replaces ``sys.stdout`` and ``sys.stderr``.
+    An object of this class replaces ``sys.stdout`` and ``sys.stderr``, and has the attributes of
+    the process's own output, which is a file.
     """
-
-    encoding = "utf-8"
-    errors = "strict"
 
     def __init__(self, clock: Clock, world_size: int) -> None:
         self._clock = clock
@@ -168,14 +167,6 @@ class _Outputs:
     def hide(self, text: str) -> None:
         """Keeps output that print suppression hides, without showing it."""
         self._kept[self._clock.current.number].append(text)
-
-    def flush(self) -> None:
-        """Shows pending output immediately."""
-        self.shown.flush()
-
-    def isatty(self) -> bool:
-        """Returns False, because a rank's output goes through this object first."""
-        return False
 
     def finish(self) -> None:
         """Shows the last, unfinished lines."""
@@ -239,19 +230,12 @@ class Simulation:
     def __init__(self, packed: bytes, settings: Settings, cells: Mapping[str, str]) -> None:
         self._settings = settings
         self._size = size = settings.world_size
-        self._members = tuple(range(size))  # the rings of all ranks share this tuple
         self._isolation = Isolation(settings.seed)
-        kind = STACKS[settings.stacks]
-        self._clock = clock = Clock(self._isolation, kind, measures=settings.measures)
-        self._recorder = recorder = _make_recorder(clock, size)
-        links = make_links(
-            clock,
-            size,
-            link=settings.link,
-            topology=settings.topology,
-            inject=settings.inject,
-            seed=settings.seed,
+        self._clock = clock = Clock(
+            self._isolation, STACKS[settings.stacks], measures=settings.measures
         )
+        self._recorder = recorder = _make_recorder(clock, size)
+        links = make_links(clock, settings)
         clock.cores = links.cores if isinstance(links, SharedCores) else None
         costs = settings.compute
         self._costs = costs if isinstance(costs, PostingCosts) else None
@@ -262,7 +246,6 @@ class Simulation:
         self._worlds = Worlds(self._shared, size, self._isolation)
         self._ranks = [self._make_rank(number) for number in range(size)]
         self._outputs = _Outputs(clock, size)
-        self.give_up: Callable[[Outcome], None] = lambda _: None
         clock.give_up = self._report_wait
         self._begin(packed, cells)
 
@@ -273,7 +256,7 @@ class Simulation:
         self._returned: set[int] = set()
         self._reports: list[Report] = []
         self._variables: dict[int, str] = {}  # by rank
-        self._stuck: frozenset[int] = frozenset()  # the ranks that had to be ended
+        self._stuck: set[int] = set()  # the ranks that had to be ended
         self._given_up_ns: int | None = None  # the time at which they were ended
 
     def finish(self) -> Outcome:
@@ -284,7 +267,7 @@ class Simulation:
     def _run(self) -> Outcome:
         with simulated_states():
             stop = watch(self._clock)
-            self._clock.run([(rank, functools.partial(self._live, rank)) for rank in self._ranks])
+            self._clock.run(self._ranks, self._live)
             error = self._judge()
             stop()
         if error is None and self._reports:
@@ -295,7 +278,7 @@ class Simulation:
                 error.diagnosis = found
         if error is not None:
             error.variables = self._variables
-            return Outcome(error.trace, error, error.diagnosis)
+            return Outcome(error.trace, error)
         return Outcome(self._make_trace(complete=True))
 
     def interrupt(self) -> Outcome:
@@ -307,7 +290,7 @@ class Simulation:
     def _report_wait(self, reason: str) -> None:
         """Ends the run because a rank can never give way. A different thread calls this method."""
         error = RingError(reason, trace=self._make_trace(complete=False))
-        self.give_up(Outcome(error.trace, error))
+        self.process.finish(Outcome(error.trace, error))
 
     def _prepare_process(self) -> None:
         """Replaces process-wide objects that must differ between ranks."""
@@ -335,7 +318,7 @@ class Simulation:
     def _make_rank(self, number: int) -> SimulatedRank:
         settings = self._settings
         fails = fails_at(settings.inject, number)
-        return SimulatedRank(self._shared, number, self._size, settings.seed + number, fails)
+        return SimulatedRank(self._shared, number, settings.seed + number, fails)
 
     def _live(self, rank: SimulatedRank) -> None:
         """Runs the worker on a rank."""
@@ -351,9 +334,13 @@ class Simulation:
                 self._variables[rank.number] = rename_places(text, self._cells)
             if isinstance(error, Ended):
                 return
-            if not self._reports:
-                self._clock.until_s = self._clock.now + GRACE_S
-            self._reports.append(report_exception(rank.number, error, self._clock.now_ns))
+            self._report(report_exception(rank.number, error, self._clock.now_ns))
+
+    def _report(self, report: Report) -> None:
+        """Keeps the report of a failed rank. The first failure ends the run after a while."""
+        if not self._reports:
+            self._clock.until_s = self._clock.now + GRACE_S
+        self._reports.append(report)
 
     def _load(self, rank: SimulatedRank) -> Callable[[], Any]:
         """Prepares a rank, and returns the function that it calls."""
@@ -365,7 +352,7 @@ class Simulation:
         """Gives the calling rank its state, groups and variables."""
         enter_rank(self._make_state(rank))
         self._worlds.join(rank)
-        _set_variables(rank.number, self._size)
+        os.environ.update(launcher_variables(rank.number, self._size, _PORT))
 
     def _die(self, code: int) -> NoReturn:
         """Ends the calling rank as its process would end, without unwinding the stack.
@@ -373,15 +360,12 @@ class Simulation:
         Args:
             code: the exit code, or the negative number of a signal.
         """
-        clock = self._clock
-        rank = clock.current
-        if not self._reports:
-            clock.until_s = clock.now + GRACE_S
+        clock, rank = self._clock, self._clock.current
         stack = "".join(
             f'File "{place.filename}", line {place.lineno} in {place.name}\n'
             for place in reversed(traceback.extract_stack())
         )
-        self._reports.append(report_death(rank.number, code, clock.now_ns, "", stack))
+        self._report(report_death(rank.number, code, clock.now_ns, "", stack))
         clock.leave(rank)
         rank.wait_for_baton()
         raise AssertionError  # the rank never gets the baton again
@@ -393,7 +377,7 @@ class Simulation:
             size,
             (number - 1) % size,
             (number + 1) % size,
-            self._members,
+            self._worlds.ranks,
             pairs[number - 1] if pairs else None,
             pairs[number] if pairs else None,
             local_rank=number,
@@ -425,54 +409,45 @@ class Simulation:
 
         The result is None if there are no such ranks, or if a different rank has already failed.
         """
-        failed = {report.rank for report in self._reports}
-        stuck = [
-            rank
-            for rank in self._ranks
-            if rank.number not in self._returned and rank.number not in failed
-        ]
+        over = self._returned | {report.rank for report in self._reports}
+        stuck = [rank for rank in self._ranks if rank.number not in over]
         if not stuck:
             return None
-        if failed:
+        if self._reports:
             self._give_up(stuck)
             self._end(stuck)
             return None
         self._write_waiting()
         events = self._recorder.read(since=self._begin_slot)
-        snapshot = snapshot_of_events(
-            events,
-            self._size,
-            read_ends({"ends": self._ends()}, self._size),
-            end_ns=self._clock.now_ns,
-        ).settle()
+        ends = read_ends({"ends": self._ends()}, self._size)
+        snapshot = snapshot_of_events(events, self._size, ends, end_ns=self._clock.now_ns).settle()
         diagnosis = judge(snapshot)
         if not diagnosis.findings:  # both sides of the awaited operations are posted
             found = _judge_order(snapshot, {rank.number: self._find_place(rank) for rank in stuck})
-            waits = ((one.rank, one.peer, one) for one in found.operations if one.peer >= 0)
-            edges = tuple(itertools.starmap(Edge, waits))
+            edges = tuple(
+                Edge(one.rank, one.peer, one) for one in found.operations if one.peer >= 0
+            )
             diagnosis = replace(diagnosis, findings=(found,), edges=edges)
         diagnosis = tell_partings(diagnosis, events)
         text = str(diagnosis)
         self._give_up(stuck)
+        make_verdict = functools.partial(impose, diagnosis.kind, text)
         for rank in stuck:
-            rank.refuse(lambda: impose(diagnosis.kind, text), _MOST_REFUSALS)
+            rank.refuse(make_verdict, _MOST_REFUSALS)
         for rank in stuck:
             for _ in range(_MOST_REFUSALS):  # a rank may catch the error and wait again
                 if rank.ended:
                     break
-                self._clock.throw(rank, impose(diagnosis.kind, text))
+                self._clock.throw(rank, make_verdict())
         self._end(stuck)
         if any(report.waited for report in self._reports):
             return None
         reports = {report.rank: report for report in self._reports}
-        for finding in diagnosis.findings[:1]:
-            text += "".join(
-                raised_where(reports[rank]) for rank in finding.ranks[:_SHOWN] if rank in reports
-            )
-        error = error_of_kind(diagnosis.kind)(text)
-        error.trace = self._make_trace(complete=False)
-        error.diagnosis = replace(diagnosis, trace=error.trace)
-        return error
+        shown = diagnosis.findings[0].ranks[:_SHOWN]
+        text += "".join(raised_where(reports[rank]) for rank in shown if rank in reports)
+        trace = self._make_trace(complete=False)
+        kind = error_of_kind(diagnosis.kind)
+        return kind(text, trace=trace, diagnosis=replace(diagnosis, trace=trace))
 
     def _describe(self, attempt: Attempt) -> str:
         """Describes the operation that the running rank is about to post."""
@@ -497,10 +472,8 @@ class Simulation:
 
         Events recorded by these ranks get later timestamps, although no time passes.
         """
-        self._stuck, self._given_up_ns = (
-            frozenset(rank.number for rank in ranks),
-            self._clock.now_ns,
-        )
+        self._stuck = {rank.number for rank in ranks}
+        self._given_up_ns = self._clock.now_ns
         self._clock.set(self._clock.now + _TICK_S)
 
     def _end(self, ranks: Sequence[SimulatedRank]) -> None:
@@ -513,15 +486,19 @@ class Simulation:
         if self._settings.record:
             return
         messages = sorted(self._shared.matcher.waiting(), key=lambda message: message.number)
-        open_meetings = (team.meetings.open for team in self._worlds.teams if team.meetings)
-        parts = [part for meetings in open_meetings for met in meetings.values() for part in met]
+        parts = [
+            part
+            for team in self._worlds.teams
+            if team.meetings
+            for met in team.meetings.open.values()
+            for part in met
+        ]
         parts += [part for part in self._worlds.makings if part.waiting]
         frames = current_frames()
         for each in (*messages, *parts):
-            rank: Any = each.rank
-            frame = rank.stack.find_frame(frames) if each.waiting else None
+            frame = each.rank.stack.find_frame(frames) if each.waiting else None
             numbers = each.group.number, each.peer, each.tag, each.kind.number
-            slot = self._recorder.post_for(rank.number, frame, each.op, *numbers)
+            slot = self._recorder.post_for(each.rank.number, frame, each.op, *numbers)
             if each.waiting and slot is not None:
                 self._recorder.wait(slot)
 
@@ -529,18 +506,11 @@ class Simulation:
 
     def _make_trace(self, *, complete: bool) -> Trace:
         """Creates the trace from the events recorded so far."""
-        events = self._recorder.read(since=self._begin_slot)
-        tables = events.tables
-        files = tuple(rename_file(name, self._cells) for name in tables.files)
-        labels = tuple(rename_places(label, self._cells) for label in tables.labels)
-        events = replace(events, tables=tables._replace(files=files, labels=labels))
-        pairs = [pair.team for pair in self._worlds.pairs]
+        events = rename_events(self._recorder.read(since=self._begin_slot), self._cells)
+        pairs = all_pairs(range(self._size)) if self._worlds.pairs else []
         metadata = {
             **self._settings.metadata,
-            "ring_groups": [
-                [pair.group_name, [number, (number + 1) % self._size]]
-                for number, pair in enumerate(pairs)
-            ],
+            "ring_groups": list_groups(pairs),
             "not_recorded": [],
             "notes": self._list_notes(),
             "complete": complete,
@@ -592,7 +562,7 @@ class Simulation:
             for report in self._reports
             if report.rank not in self._stuck or report.waited
         ]
-        return sorted([*returned, *failed], key=lambda end: int(end["rank"]))
+        return sorted([*returned, *failed], key=itemgetter("rank"))
 
 
 def _judge_order(world: Snapshot, places: Mapping[int, str]) -> Finding:
@@ -622,18 +592,6 @@ def _judge_order(world: Snapshot, places: Mapping[int, str]) -> Finding:
             "one side."
         )
     return Finding("deadlock", (*others, *ranks), operations, message, hint)
-
-
-def _set_variables(rank: int, world_size: int) -> None:
-    """Sets a rank's environment variables as a launcher would."""
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(world_size),
-        LOCAL_WORLD_SIZE=str(world_size),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(_PORT),
-    )
 
 
 class _Packed(bytes):

@@ -142,5 +142,4 @@ _OBSTACLES: dict[str, Callable[[], bool]] = {
     "hooks for saved tensors": has_saved_tensor_hooks,
     "an asyncio event loop": lambda: asyncio._get_running_loop() is not None,
 }
-Stack = ThreadStack
 STACKS: dict[str, type[ThreadStack]] = {"threads": ThreadStack, "greenlets": GreenletStack}

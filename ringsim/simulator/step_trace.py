@@ -18,8 +18,8 @@ from ringsim.traces.events import NONE, OP_CODES, Group, Ints, Payload, Tables, 
 from ringsim.traces.steps import KINDS, STEP
 from ringsim.traces.value import Trace
 
-_WORLD = "world"
 _NS = 1e9
+_BLANK = dict.fromkeys(("stage", "microbatch", "label", "peer", "tag", "group", "payload"), NONE)
 MOST_EVENTS = 20_000_000  # the most events in a trace; they take two gigabytes
 
 
@@ -51,27 +51,33 @@ def make_trace(
             f"{float(times.ends.max()):g} s. "
             "Pass the costs in seconds."
         )
+    operations, starts = times.columns, times.starts
+    wanted = np.full(operations.num_ranks, ranks is None)
+    wanted[list(ranks or ())] = True
+    place = np.flatnonzero(wanted[operations.rank])
+    source = operations.sources(place)
+    met = place[(source >= 0) & wanted[source]]
     from_s, until_s = between or (-np.inf, np.inf)
-    part = _Part(times, ranks)
-    some = np.flatnonzero((part.done >= from_s) & (part.begins <= until_s))
-    met = np.flatnonzero(
-        part.is_met & (part.arrived >= from_s) & (np.minimum(part.sent, part.posted) <= until_s)
-    )
+    some = place[(times.ends[place] >= from_s) & (starts[place] <= until_s)]
+    sent, posted = operations.sent_after[met], operations.posted_after[met]
+    begins = np.minimum(times.ends_of(sent), times.ends_of(posted))
+    met = met[(times.arrivals[met] >= from_s) & (begins <= until_s)]
     count = len(some) + 2 * len(met)
     if count > MOST_EVENTS:
         raise ArgumentError(
             f"a trace must have at most {MOST_EVENTS:,} events, got {count:,}. Select a part, for "
             "example with trace(ranks=range(8)) or trace(between=(0, 10))."
         )
-    operations = times.columns
-    groups, group = _groups(operations, part.place[met], part.source[met])
-    payloads, payload = _payloads(operations, part.place[met], sizes)
+    groups, group = _groups(operations, met)
+    payloads, payload = _payloads(operations, met, sizes)
     columns = [
-        *part.list_spans(some),
-        *part.list_messages(met, {"group": group, "payload": payload}),
+        *_list_spans(times, some, starts[some]),
+        *_list_messages(times, met, {"group": group, "payload": payload, "tag": 0}),
     ]
     joined = {name: np.concatenate([each[name] for each in columns]) for name in columns[0]}
     order = np.lexsort((joined.pop("turn"), joined.pop("slot"), joined["rank"]))
+    for name in ("post", "wait", "done"):
+        joined[f"{name}_ns"] = np.rint(joined.pop(name).astype(np.float64) * _NS).astype(np.int64)
     name = operations.name if ranks is None and between is None else f"part of {operations.name}"
     tables = Tables(groups=groups, payloads=payloads, labels=(STEP + name, *KINDS))
     return Trace(
@@ -79,84 +85,57 @@ def make_trace(
     )
 
 
-class _Part:
-    """The computations of some ranks, with all times in seconds."""
-
-    def __init__(self, times: Times, ranks: Sequence[int] | None) -> None:
-        self.operations = operations = times.columns
-        self.rendezvous = times.rendezvous
-        wanted = np.full(operations.num_ranks, ranks is None)
-        wanted[list(ranks or ())] = True
-        self.place = place = np.flatnonzero(np.repeat(wanted, np.diff(operations.first)))
-        # for each rank
-        lasts = np.where(np.diff(operations.first) > 0, operations.first[1:] - 1, -1)
-        self.before, self.sent, self.posted, self.last = (
-            times.ends_of(each).astype(np.float64)
-            for each in (
-                operations.before[place],
-                operations.sent_after[place],
-                operations.posted_after[place],
-                lasts,
-            )
-        )
-        self.own = times.free[place].astype(np.float64)
-        self.arrived = times.arrivals[place].astype(np.float64)
-        self.done = times.ends[place].astype(np.float64)
-        self.begins = np.maximum(self.own, self.arrived)
-        self.source = operations.sources(place)
-        self.is_met = (self.source >= 0) & wanted[self.source]
-
-    def list_spans(self, some: Ints) -> list[dict[str, Ints]]:
-        """Returns the spans of given computations, and the spans of the step on their ranks."""
-        operations, place = self.operations, self.place[some]
-        rank, label = operations.rank[place], operations.kind[place] + 1  # label 0 is the step's
-        of = {"stage": operations.stage[place], "microbatch": operations.microbatch[place]}
+def _list_spans(times: Times, some: Ints, starts: Ints) -> list[dict[str, Ints]]:
+    """Returns the spans of given computations, and the spans of the step on their ranks."""
+    operations, first = times.columns, times.columns.first
+    rank = operations.rank[some]
+    spans = _rows(
+        "span",
+        rank=rank,
+        slot=2 * some,
+        post=starts,
+        done=times.ends[some],
+        label=operations.kind[some] + 1,  # label 0 is the step's
+        stage=operations.stage[some],
+        microbatch=operations.microbatch[some],
         # a computation that overlaps with the previous one has a stream of its own
-        of["thread"] = (self.begins < self.before)[some].astype(np.int64)
-        spans = _rows(
-            rank, "span", 2 * place, post=self.begins[some], done=self.done[some], label=label, **of
-        )
-        shown = np.unique(rank)
-        steps = _rows(
-            shown,
-            "span",
-            2 * operations.first[shown] - 2,
-            post=np.zeros(len(shown)),
-            done=self.last[shown],
-            label=0 * shown,
-        )
-        return [spans, steps]
+        thread=starts < times.ends_of(operations.before[some]),
+    )
+    shown = np.unique(rank)
+    last = times.ends[first[shown + 1] - 1]
+    steps = _rows("span", rank=shown, slot=2 * first[shown] - 2, post=0, done=last, label=0)
+    return [spans, steps]
 
-    def list_messages(self, met: Ints, same: dict[str, Any]) -> list[dict[str, Ints]]:
-        """Returns the sends and the receives of given messages."""
-        operations, place, sender = self.operations, self.place[met], self.source[met]
-        rank, sent, arrived = operations.rank[place], self.sent[met], self.arrived[met]
-        made, after = operations.sent_after[place], operations.posted_after[place]
-        over = np.maximum(self.last[sender], arrived if self.rendezvous else sent)
-        sends = _rows(
-            sender,
-            "isend",
-            2 * made + 1,
-            post=sent,
-            wait=self.last[sender],
-            done=over,
-            peer=rank,
-            **same,
-        )
-        slot = 2 * np.where(after >= 0, after, operations.first[rank] - 1) + 1
-        own, over = self.own[met], np.maximum(self.own[met], arrived)
-        receives = _rows(
-            rank,
-            "irecv",
-            slot,
-            post=self.posted[met],
-            wait=own,
-            done=over,
-            peer=sender,
-            turn=1 + made,
-            **same,
-        )
-        return [sends, receives]
+
+def _list_messages(times: Times, met: Ints, same: dict[str, Any]) -> list[dict[str, Ints]]:
+    """Returns the sends and the receives of given messages."""
+    operations, first = times.columns, times.columns.first
+    rank, sender = operations.rank[met], operations.sources(met)
+    made, after = operations.sent_after[met], operations.posted_after[met]
+    sent, own, arrived = times.ends_of(made), times.free[met], times.arrivals[met]
+    last = times.ends[first[sender + 1] - 1]  # of the sender
+    sends = _rows(
+        "isend",
+        rank=sender,
+        slot=2 * made + 1,
+        post=sent,
+        wait=last,
+        done=np.maximum(last, arrived if times.rendezvous else sent),
+        peer=rank,
+        **same,
+    )
+    receives = _rows(
+        "irecv",
+        rank=rank,
+        slot=2 * np.where(after >= 0, after, first[rank] - 1) + 1,
+        turn=1 + made,
+        post=times.ends_of(after),
+        wait=own,
+        done=np.maximum(own, arrived),
+        peer=sender,
+        **same,
+    )
+    return [sends, receives]
 
 
 def check_between(between: object) -> None:
@@ -170,52 +149,36 @@ def check_between(between: object) -> None:
         )
 
 
-def _rows(
-    rank: Ints, op: str, slot: Ints, *, turn: Ints | int = 0, **given: Ints
-) -> dict[str, Ints]:
+def _rows(op: str, **given: Any) -> dict[str, Ints]:
     """Returns the columns of some events.
 
-    ``slot`` and ``turn`` order the events on their rank. Times are in seconds.
+    ``slot`` and ``turn`` order the events on their rank. A number applies to all of the events.
+    Times are in seconds.
     """
-    rows: dict[str, Ints] = {
-        "rank": rank,
-        "op": np.full(len(rank), OP_CODES[op]),
-        "slot": slot,
-        "turn": np.zeros(len(rank)) + turn,
-    }
-    nothing = np.full(len(rank), NONE)
-    for name in ("post", "wait", "done"):
-        rows[f"{name}_ns"] = (
-            np.rint(given[name] * _NS).astype(np.int64) if name in given else nothing
-        )
-    for name in ("stage", "microbatch", "label", "peer", "group", "payload"):
-        rows[name] = given.get(name, nothing)
-    rows["tag"] = 0 * nothing if "peer" in given else nothing
-    rows["thread"] = given.get("thread", 0 * nothing)
-    return rows
+    columns = {**_BLANK, "wait": NONE / _NS, "turn": 0, "thread": 0, **given, "op": OP_CODES[op]}
+    return {name: np.broadcast_to(each, len(given["rank"])) for name, each in columns.items()}
 
 
-def _groups(operations: Columns, some: Ints, source: Ints) -> tuple[tuple[Group, ...], Ints]:
+def _groups(operations: Columns, some: Ints) -> tuple[tuple[Group, ...], Ints]:
     """Returns the groups of the messages, and the number of each message's group.
 
     A message's group is the ring's edge that carries the activations.
     """
     size = operations.num_ranks
     forward = operations.kind[some] == FORWARD
-    rank = operations.rank[some]
+    rank, source = operations.rank[some], operations.sources(some)
     begin, end = np.where(forward, source, rank), np.where(forward, rank, source)
     edge = np.where(
         end == (begin + 1) % size, begin, np.where(begin == (end + 1) % size, end, size)
     )
     used, number = np.unique(edge, return_inverse=True)
-    world = Group(_WORLD, tuple(range(size)))
-    named = (
-        world
+    groups = (
+        Group("world", tuple(range(size)))
         if first == size
         else Group(f"ring:{first}>{(first + 1) % size}", (first, (first + 1) % size))
         for first in used.tolist()
     )
-    return tuple(named), number
+    return tuple(groups), number
 
 
 def _payloads(

@@ -15,19 +15,16 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
-import torch
-
+from ringsim.comm.torch_private import OF_TORCH
 from ringsim.launch.threads import waits_without_end
 from ringsim.simulator.clock import Clock, Rank
 from ringsim.state import OUR_THREADS
 from ringsim.traces.frames import current_frames
+from ringsim.traces.sites import PYTHON
 
 _LOOK_S = 0.5
 _ASLEEP_S = 4.0
-_OF_TORCH = os.path.dirname(torch.__file__) + os.sep
-_OF_PYTHON = os.path.dirname(os.__file__) + os.sep
 
 
 def watch(clock: Clock) -> Callable[[], None]:
@@ -48,30 +45,30 @@ def _look(clock: Clock, over: threading.Event) -> None:
             _report(clock)
 
 
-def _used_time(thread: int) -> tuple[str, ...]:
-    """Returns a thread's CPU time in ticks, or () if the system hides it."""
+def _used_time(thread: int) -> list[str]:
+    """Returns a thread's CPU time in ticks, or [] if the system hides it."""
+    return _read(thread, "stat").rpartition(")")[2].split()[11:13]
+
+
+def _read(thread: int, name: str) -> str:
+    """Returns a file about a thread, or "" if the system hides it."""
     try:
-        fields = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/self/task/{thread}/{name}").read_text()
     except OSError:
-        return ()
-    return tuple(fields[11:13])
-
-
-def _frame_of(thread: int) -> FrameType | None:
-    return current_frames().get(thread)
+        return ""
 
 
 def _is_stuck(rank: Rank) -> bool:
     """Returns whether a rank's thread is sleeping in a place where the rank cannot give way."""
-    frame = _frame_of(rank.thread)
+    frame = current_frames().get(rank.thread)
     if frame is None:
         return False
     file = frame.f_code.co_filename
-    if file.startswith(_OF_TORCH):
+    if file.startswith(OF_TORCH):
         return True
-    if file.startswith(_OF_PYTHON):
+    if file.startswith(PYTHON):
         return waits_without_end(rank.native_thread) is True and not _has_threads(rank.clock)
-    return "futex" in _channel_of(rank.native_thread)
+    return "futex" in _read(rank.native_thread, "wchan")  # the kernel function where it sleeps
 
 
 def _has_threads(clock: Clock) -> bool:
@@ -85,19 +82,10 @@ def _has_threads(clock: Clock) -> bool:
     )
 
 
-def _channel_of(thread: int) -> str:
-    """Returns the kernel function in which a thread is sleeping, or "" if the system hides it."""
-    try:
-        return Path(f"/proc/self/task/{thread}/wchan").read_text()
-    except OSError:
-        return ""
-
-
 def _report(clock: Clock) -> None:
     rank = clock.current
-    frame = _frame_of(rank.thread)
-    stack = traceback.extract_stack(frame)
-    libraries = _OF_TORCH, _OF_PYTHON
+    stack = traceback.extract_stack(current_frames().get(rank.thread))
+    libraries = OF_TORCH, PYTHON
     users = [place for place in stack if not place.filename.startswith(libraries)]
     where, user = stack[-1], (users or stack)[-1]
     called = "" if where is user else f", called by {_name(user)}"

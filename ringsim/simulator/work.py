@@ -16,9 +16,9 @@ from torch.distributed import Work
 
 from ringsim.comm.calls import Members, check_dense
 from ringsim.comm.torch_private import in_backward, outside_modes, run_after_backward
-from ringsim.errors import ArgumentError, RunTimeout, name_ranks
+from ringsim.errors import ArgumentError, RunTimeout
 from ringsim.simulator.clock import Clock, Rank
-from ringsim.traces.events import ERROR, NONE, OK, Payload
+from ringsim.traces.events import ERROR, NONE, OK, OP_NAMES, Payload
 from ringsim.traces.recorder import Recorder
 
 NEVER = math.inf
@@ -43,9 +43,6 @@ class Team(Members):
         self.places = {rank: place for place, rank in enumerate(ranks)}
         self.limit: timedelta | None = None
         self.meetings: Any = None
-
-    def __repr__(self) -> str:
-        return f'Team("{self.group_name}", {name_ranks(self.ranks)})'
 
     def rank(self) -> int:
         """Returns the calling rank's position in the group, or -1 if the rank is not a member."""
@@ -102,37 +99,35 @@ def check_storage(tensor: torch.Tensor) -> int:
 
 
 def copy_tensor(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies a tensor into another, regardless of the calling rank's torch modes."""
+    """Copies a tensor into another with as many elements. Both may be without data.
+
+    The calling rank's torch modes have no effect.
+    """
     with outside_modes():
-        _copy_data(source, target)
-
-
-def _copy_data(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies a tensor into another with as many elements. Both may be without data."""
-    if source.is_meta or target.is_meta:
-        if source.is_meta and target.is_meta:
-            return
-        raise ArgumentError(
-            f"only one side of the message has data: the sender's tensor is on {source.device}, "
-            f"the receiver's on {target.device}. "
-            "Create both tensors on the same device."
-        )
-    size_bytes, room = check_storage(source), check_storage(target)
-    if size_bytes != room:
-        raise ArgumentError(
-            "a tensor changed its size before its operation finished: the sender's has "
-            f"{size_bytes:,} bytes, the receiver's {room:,}. "
-            "Resize it after wait()."
-        )
-    if source.requires_grad or target.requires_grad:
-        source, target = source.detach(), target.detach()
-    try:
-        target.copy_(source)
-    except RuntimeError:
-        # shapes differ, or the target is an inference tensor, which is writable only in inference
-        # mode
-        with torch.inference_mode():
-            target.copy_(source.reshape(target.shape))
+        if source.is_meta or target.is_meta:
+            if source.is_meta and target.is_meta:
+                return
+            raise ArgumentError(
+                "only one side of the message has data: the sender's tensor is on "
+                f"{source.device}, the receiver's on {target.device}. "
+                "Create both tensors on the same device."
+            )
+        size_bytes, room = check_storage(source), check_storage(target)
+        if size_bytes != room:
+            raise ArgumentError(
+                "a tensor changed its size before its operation finished: the sender's has "
+                f"{size_bytes:,} bytes, the receiver's {room:,}. "
+                "Resize it after wait()."
+            )
+        if source.requires_grad or target.requires_grad:
+            source, target = source.detach(), target.detach()
+        try:
+            target.copy_(source)
+        except RuntimeError:
+            # shapes differ, or the target is an inference tensor, which is writable only in
+            # inference mode
+            with torch.inference_mode():
+                target.copy_(source.reshape(target.shape))
 
 
 def describe_payload(payload: Payload) -> str:
@@ -158,6 +153,7 @@ class SimulatedWork(Work):
         error: the error that the wait raises, or None.
         peer: the global rank of the other side, or of the root; negative if there is none.
         tag: the tag of a message, or -1 if there is none.
+        channel: the channel of a message, or None for other operations.
     """
 
     # these stay class attributes until they change, because most operations never change them
@@ -165,6 +161,7 @@ class SimulatedWork(Work):
     done_s, waiting, awaited = NEVER, False, False
     error: Exception | None = None
     future: Any = None
+    channel: Any = None
 
     def __init__(
         self, op: int, rank: Rank, slots: tuple[int, ...], group: Team, kind: PayloadKind
@@ -235,7 +232,8 @@ class SimulatedWork(Work):
                 return
             self.waiting = False
             self.close_record(ERROR)
-            self.break_off()
+            if self.channel is not None:  # as Gloo does
+                self.channel.connection.is_open = False
             raise RunTimeout(
                 f"the operation did not finish within {limit_s:g} s of virtual time "
                 f"(rank {self.rank.number}, "
@@ -247,13 +245,7 @@ class SimulatedWork(Work):
 
     def describe(self) -> str:
         """Returns a description of the operation in words."""
-        raise NotImplementedError
-
-    def break_off(self) -> None:
-        """Closes the connection of a message that has timed out.
-
-        Other operations do nothing.
-        """
+        return f'{OP_NAMES[self.op]} of group "{self.group.group_name}"'
 
     def complete(self, time_s: float) -> None:
         """Sets the time at which the operation is done, and wakes a waiting rank then."""

@@ -31,11 +31,12 @@ from ringsim.comm.torch_private import (
     UNREGISTER_ALL,
     WORLD,
     Future,
+    Place,
 )
 from ringsim.diagnose.failure import place_text
 from ringsim.errors import RendezvousFailed
 from ringsim.launch.worlds import check_world
-from ringsim.ring.groups import pair_name
+from ringsim.ring.pairs import all_pairs, pair_name
 from ringsim.simulator.clock import Clock
 from ringsim.simulator.group import SimulatedGroup
 from ringsim.simulator.isolation import Isolation
@@ -92,11 +93,8 @@ class RankWorld:
     def default_pg(self, group: Any) -> None:
         self.group = group
 
-    @property
-    def pg_config_info(self) -> list[dict[str, Any]]:
-        """The rank's groups and their configurations, in the form that torch lists them."""
-        read: Any = distributed_c10d._World.pg_config_info
-        return read.fget(self)  # type: ignore[no-any-return]
+    # the rank's groups and their configurations, in the form that torch lists them
+    pg_config_info = distributed_c10d._World.pg_config_info
 
 
 @dataclass
@@ -104,14 +102,12 @@ class _Making:
     """A group that ranks are creating together.
 
     Attributes:
-        missing: the number of members that have not called yet.
         first: the operation of the first rank that called.
         waiting: the operations of the members that have called.
     """
 
     group: SimulatedGroup
     kind: PayloadKind
-    missing: int
     first: SimulatedWork | None = None
     waiting: list[SimulatedWork] = field(default_factory=list)
 
@@ -122,8 +118,8 @@ class _Generation:
 
     default: SimulatedGroup
     makers: Team  # the group of all ranks, which creates groups
-    made: list[_Making] = field(default_factory=list)
-    local: dict[str, _Making] = field(default_factory=dict)  # groups that only their members create
+    # the other groups, by number, or by name if only their members create them
+    makings: dict[int | str, _Making] = field(default_factory=dict)
 
 
 class Worlds:
@@ -135,39 +131,32 @@ class Worlds:
         isolation: the object that keeps the ranks apart.
 
     Attributes:
+        ranks: the numbers of all ranks, which all their rings share.
+        teams: all groups, in the order of creation.
         pairs: the groups of the ring, by the place of the predecessor; empty if there is only one
             rank.
     """
 
     def __init__(self, shared: Shared, size: int, isolation: Isolation) -> None:
         self._shared, self._clock, self._recorder = shared, shared.clock, shared.recorder
-        self._ranks = tuple(range(size))
-        self._mapping = {rank: rank for rank in self._ranks}
+        self.ranks = tuple(range(size))
         self._store = dist.HashStore()  # type: ignore[attr-defined]
         self._world = isolation.world = RankWorld(shared.clock)
         shared.clock.refuse_thread = self._refuse_thread
-        self._teams: list[Team] = []
+        self.teams: list[Team] = []
         self._generations: list[_Generation] = []
         self.pairs: list[SimulatedGroup] = []
         self._registered: dict[str, Any] = {}
-        self._register_in_cpp: Callable[..., None] = getattr(*REGISTER)
-        self._unregister_in_cpp: Callable[[str], None] = getattr(*UNREGISTER)
         self._post = shared.recorder.make_post(_NEW_GROUP)
         self.begin_again()
         self._install()
 
     def begin_again(self) -> None:
         """Makes the world and the ring of all ranks, and leaves the earlier ones."""
-        self._teams.clear()
+        self.teams.clear()
         self._first = len(self._generations)  # the generation that ranks join at first
         self._begin_generation()
-        if len(self._ranks) > 1:
-            self.pairs = self._make_pairs()
-
-    @property
-    def teams(self) -> list[Team]:
-        """All groups, in the order of creation."""
-        return self._teams
+        self.pairs = self._make_pairs()
 
     @property
     def makings(self) -> list[SimulatedWork]:
@@ -175,35 +164,39 @@ class Worlds:
         return [
             operation
             for generation in self._generations
-            for making in (*generation.made, *generation.local.values())
+            for making in generation.makings.values()
             for operation in making.waiting
         ]
 
     # -- groups
 
-    def _make_team(self, name: str, ranks: tuple[int, ...], generation: int) -> Team:
+    def _number(self, name: str, ranks: tuple[int, ...], generation: int) -> int:
+        """Returns the number of a group in the trace."""
         self._recorder.world = generation
         number = self._recorder.group(name, ranks)
         self._recorder.world = 0
-        team = Team(self._clock, name, ranks, number)
-        self._teams.append(team)
-        return team
+        return number
+
+    def _add_group(
+        self, title: str, ranks: tuple[int, ...], generation: int, name: str, desc: str
+    ) -> SimulatedGroup:
+        """Returns a new group, whose name is ``title`` in the trace and ``name`` in torch."""
+        team = Team(self._clock, title, ranks, self._number(title, ranks, generation))
+        self.teams.append(team)
+        return SimulatedGroup(team, name, desc, self.make_group)
 
     def _begin_generation(self) -> _Generation:
         number = len(self._generations)
-        team = self._make_team("world", self._ranks, number)
-        default = SimulatedGroup(team, _DEFAULT, "default_pg", self.make_group)
-        makers = Team(self._clock, GROUPS, self._ranks, NONE)  # gets its number on first use
+        default = self._add_group("world", self.ranks, number, _DEFAULT, "default_pg")
+        makers = Team(self._clock, GROUPS, self.ranks, NONE)  # gets its number on first use
         self._generations.append(_Generation(default, makers))
         return self._generations[-1]
 
     def _make_pairs(self) -> list[SimulatedGroup]:
         pairs = []
-        for rank in self._ranks:
-            pair = rank, (rank + 1) % len(self._ranks)
+        for pair in all_pairs(self.ranks):
             name = pair_name(pair)
-            team = self._make_team(name, tuple(sorted(pair)), self._first)
-            pairs.append(SimulatedGroup(team, name, name, self.make_group))
+            pairs.append(self._add_group(name, tuple(sorted(pair)), self._first, name, name))
         return pairs
 
     def make_group(
@@ -226,16 +219,20 @@ class Worlds:
             RendezvousFailed: another rank creates a different group at this point.
         """
         members, desc, world = tuple(ranks), group_desc or "undefined", self._world
-        generation = self._generations[world.generation]
-        making: _Making | None
-        if not group_name.isdigit():  # only its members create this group
-            making, makers = self._find_local(generation, group_name, members, desc)
+        generation, is_pair = self._generations[world.generation], desc.startswith("ring:")
+        is_local = not group_name.isdigit()  # only its members create this group
+        key = group_name if is_local else world.made
+        making = generation.makings.get(key)
+        if making is None:
+            title = desc if is_pair else group_name
+            group = self._add_group(title, members, world.generation, group_name, desc)
+            making = generation.makings[key] = _Making(group, self._kind_of(members))
+        if is_local:
+            title = f"groups of {list(members)} after {len(world.pg_names)} others"
+            makers = Team(self._clock, title, members, self._recorder.group(title, members))
         else:
-            if world.made == len(generation.made):
-                generation.made.append(self._begin_making(members, group_name, desc))
-            making, makers = generation.made[world.made], generation.makers
+            makers = generation.makers
             world.made += 1
-        is_pair = desc.startswith("ring:")
         if not is_pair:
             making.group.team.limit = own_limit(timeout)
         if not is_pair or making.group.team.ranks != members:
@@ -245,23 +242,6 @@ class Worlds:
         world.pg_group_ranks[dist.GroupMember.NON_GROUP_MEMBER] = making.group.team.places
         return None
 
-    def _find_local(
-        self, generation: _Generation, name: str, members: tuple[int, ...], desc: str
-    ) -> tuple[_Making, Team]:
-        making = generation.local.get(name)
-        if making is None:
-            making = generation.local[name] = self._begin_making(members, name, desc)
-        title = f"groups of {list(members)} after {len(self._world.pg_names)} others"
-        number = self._recorder.group(title, members)
-        return making, Team(self._clock, title, members, number)
-
-    def _begin_making(self, members: tuple[int, ...], name: str, desc: str) -> _Making:
-        """Starts a group that no other rank has created yet."""
-        title = desc if desc.startswith("ring:") else name
-        team = self._make_team(title, members, self._world.generation)
-        group = SimulatedGroup(team, name, desc, self.make_group)
-        return _Making(group, self._kind_of(members), len(members))
-
     def _kind_of(self, members: tuple[int, ...]) -> PayloadKind:
         return self._shared.make_kind(Payload("ranks", tuple(sorted(members)), 0))
 
@@ -270,14 +250,11 @@ class Worlds:
         rank: Any = self._clock.current
         shared, team, now_s = self._shared, making.group.team, self._clock.now
         if makers.number == NONE:
-            self._recorder.world = self._world.generation
-            makers.number = self._recorder.group(GROUPS, self._ranks)
-            self._recorder.world = 0
+            makers.number = self._number(GROUPS, self.ranks, self._world.generation)
         fits = team.ranks == members
         kind = making.kind if fits else self._kind_of(members)
-        slots: tuple[Any, ...] = ()
-        if shared.records:
-            slots = (self._post(makers.number, NONE, NONE, kind.number),)
+        post = self._post
+        slots: Any = (post(makers.number, NONE, NONE, kind.number),) if shared.records else ()
         operation = SimulatedWork(_NEW_GROUP, rank, slots, makers, kind)
         self._clock.polls = 0
         if making.first is None:
@@ -293,9 +270,8 @@ class Worlds:
             operation.refuse("group_order_mismatch", message)
             raise RendezvousFailed(message)
         if rank.number in team.places:
-            making.missing -= 1
             making.waiting.append(operation)
-            if not making.missing:
+            if len(making.waiting) == len(team.ranks):
                 for each in making.waiting:
                     each.complete(now_s)
         else:
@@ -318,15 +294,15 @@ class Worlds:
         world = self._world
         world.default_pg = default
         world.group_count = 1
-        self._list(default, self._mapping)
+        self._list(default)
 
-    def _list(self, group: SimulatedGroup, mapping: dict[int, int] | None = None) -> None:
+    def _list(self, group: SimulatedGroup) -> None:
         world, name = self._world, group.group_name
         store = PrefixStore(f"{world.generation}/{name}/", self._store)
         world.pg_map[group] = (_BACKEND, store)
         world.pg_names[group] = name
         world.pg_backend_config[group] = f"cpu:{_BACKEND}"
-        world.pg_group_ranks[group] = mapping or group.team.places
+        world.pg_group_ranks[group] = group.team.places
         world.pg_to_tag[group] = f"ptd:{name}"
         world.tags_to_pg.setdefault("", []).append(group)
         world.tags_to_pg[f"ptd:{name}"] = [group]
@@ -349,17 +325,20 @@ class Worlds:
 
     def _install(self) -> None:
         """Replaces the parts of torch that assume one rank per process."""
-        setattr(*WORLD, self._world)
-        setattr(*REGISTER, self._register)
-        setattr(*UNREGISTER, lambda _name: None)  # because other ranks may still use the group
-        setattr(*UNREGISTER_ALL, lambda: None)
-        setattr(*SET_DEFAULT, self._make_set_default(getattr(*SET_DEFAULT)))
-        setattr(*CHECK_BATCH, self._make_check_batch(getattr(*CHECK_BATCH)))
-        Future.wait = self._make_wait(Future.wait)
         let_stores_give_way(self._clock)
         init = self._make_init(dist.init_process_group)
-        dist.init_process_group = distributed_c10d.init_process_group = init
-        put(self._shared.checks.replacements)
+        replacements: dict[Place, Any] = {
+            WORLD: self._world,
+            REGISTER: self._register,
+            UNREGISTER: lambda _name: None,  # because other ranks may still use the group
+            UNREGISTER_ALL: lambda: None,
+            SET_DEFAULT: self._set_default,
+            CHECK_BATCH: self._begin_batch,
+            (Future, "wait"): self._make_wait(Future.wait),
+            (dist, "init_process_group"): init,
+            (distributed_c10d, "init_process_group"): init,
+        }
+        self._originals = put(replacements | self._shared.checks.replacements)
 
     def _register(self, name: str, group: Any) -> None:
         """Registers a group by its name, so that C++ finds it in one table for all ranks."""
@@ -367,34 +346,24 @@ class Worlds:
         if known is group:
             return
         if known is not None:
-            self._unregister_in_cpp(name)
+            self._originals[UNREGISTER](name)
         self._registered[name] = group
-        self._register_in_cpp(name, group)
+        self._originals[REGISTER](name, group)
 
-    def _make_set_default(self, call: Callable[..., None]) -> Callable[..., None]:
-        """Creates the replacement for torch's function that sets a rank's default group."""
+    def _set_default(self, group: Any) -> None:
+        """Sets the calling rank's default group."""
+        self._originals[SET_DEFAULT](group)
+        if group is None:
+            self._recorder.mark(DESTROYED)
+            self._world.generation += 1
+            self._world.made = 0
+            self._world.asked = False
 
-        @functools.wraps(call)
-        def set_default(group: Any) -> None:
-            call(group)
-            if group is None:
-                self._recorder.mark(DESTROYED)
-                self._world.generation += 1
-                self._world.made = 0
-                self._world.asked = False
-
-        return set_default
-
-    def _make_check_batch(self, call: Callable[..., None]) -> Callable[..., None]:
-        """Creates the replacement for the function that ``batch_isend_irecv`` calls first."""
-
-        @functools.wraps(call)
-        def check_batch(p2p_op_list: Any) -> None:
-            call(p2p_op_list)
-            rank: Any = self._clock.current
-            rank.begin_batch(len(p2p_op_list))
-
-        return check_batch
+    def _begin_batch(self, p2p_op_list: Any) -> None:
+        """Checks and announces the messages of ``batch_isend_irecv``, which calls this first."""
+        self._originals[CHECK_BATCH](p2p_op_list)
+        rank: Any = self._clock.current
+        rank.begin_batch(len(p2p_op_list))
 
     def _make_init(self, call: Callable[..., None]) -> Callable[..., None]:
         """Creates the ``init_process_group`` that joins the existing ranks."""

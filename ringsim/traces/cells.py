@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from ringsim.traces.events import CALLS
+from ringsim.traces.events import CALLS, Events
 
 
 def in_notebook() -> bool:
@@ -43,6 +44,14 @@ def rename_file(name: str, cells: Mapping[str, str]) -> str:
         'Cell In[5]:4 > Cell In[2]'
     """
     return rename_places(f"{name}:", cells)[:-1]
+
+
+def rename_events(events: Events, cells: Mapping[str, str]) -> Events:
+    """Returns the events with each cell's file replaced by its name in ``cells``."""
+    tables = events.tables
+    files = tuple(rename_file(name, cells) for name in tables.files)
+    labels = tuple(rename_places(label, cells) for label in tables.labels)
+    return replace(events, tables=tables._replace(files=files, labels=labels))
 
 
 def rename_places(text: str, names: Mapping[str, str]) -> str:

@@ -103,9 +103,10 @@ RECORD = np.dtype(
     ]
 )
 
-# The label of a mark that counts the bytes of a rank's tensors. The shape of its payload lists the
-# bytes of each kind, and the size is their sum.
+# The labels of marks that count the bytes of a rank's tensors, in a block and at the block's end.
+# The shape of their payload lists the bytes of each kind, and the size is their sum.
 BYTES = "bytes of tensors"
+LAST_BYTES = "bytes of tensors at the end"
 BYTE_KINDS = ("parameters", "gradients", "optimizer", "activations")
 
 # Separates a line that calls a wrapper from the wrapper's file in a file name, such as
@@ -215,7 +216,7 @@ class Events:
     @property
     def counts_bytes(self) -> Ints:
         """A mask of the marks that count the bytes of tensors."""
-        labels = np.array([label == BYTES for label in (*self.tables.labels, "")])
+        labels = np.array([label in (BYTES, LAST_BYTES) for label in (*self.tables.labels, "")])
         mask: Ints = (self.kind == MARK) & labels[self.label] & (self.payload != NONE)
         return mask
 

@@ -48,7 +48,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ringsim.traces.events import (
-    BYTES,
     ERROR,
     IN_FLIGHT,
     NONE,
@@ -433,9 +432,9 @@ class Recorder:
         """
         self._mark(self.label(word_notice(kind, text)), payload, group, peer, tag)
 
-    def count_bytes(self, sizes: Sequence[int]) -> None:
+    def count_bytes(self, sizes: Sequence[int], label: str) -> None:
         """Records how many bytes the rank's tensors have now, by kind; see ``BYTE_KINDS``."""
-        self._mark(self.label(BYTES), self.payload("", sizes, sum(sizes)))
+        self._mark(self.label(label), self.payload("", sizes, sum(sizes)))
 
     def _mark(
         self,

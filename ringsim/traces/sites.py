@@ -12,8 +12,8 @@ import functools
 import inspect
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import CodeType, FrameType
 
 from ringsim.traces.events import CALLS, NONE
@@ -23,23 +23,32 @@ LIBRARY = -2  # a file of torch, or of Python's own modules
 SPEAKER = -3  # the library file whose functions give operations their names
 
 THIN = 3  # the most lines in the body of a thin wrapper
-_RINGSIM = str(Path(__file__).resolve().parent.parent) + os.sep
+RINGSIM = os.path.dirname(os.path.dirname(__file__)) + os.sep
 # files of ringsim that count as user code
 _AS_USERS = tuple(
-    os.path.join(_RINGSIM, *name) for name in (("cli", "demo.py"), ("check", "patients.py"))
+    os.path.join(RINGSIM, *name) for name in (("cli", "demo.py"), ("check", "patients.py"))
 )
-_PYTHON = os.path.dirname(os.__file__) + os.sep
+PYTHON = os.path.dirname(os.__file__) + os.sep
 _PACKAGES = "-packages" + os.sep  # part of the names site-packages and dist-packages
 LIBRARIES = (
-    _RINGSIM,
-    _PYTHON,
+    RINGSIM,
+    PYTHON,
     _PACKAGES,
 )  # parts of the names of files that are not the user's
 # the `deprecated` decorator in this file appears between torch's own frames
 DECORATOR = os.sep + "typing_extensions.py"
 _INSTALLED = tuple(
-    os.path.join(_PYTHON, name) + os.sep for name in ("site-packages", "dist-packages")
+    os.path.join(PYTHON, name) + os.sep for name in ("site-packages", "dist-packages")
 )
+
+
+def warn_user(message: str, category: type[Warning], libraries: tuple[str, ...]) -> None:
+    """Warns at the innermost line that is in no file of ``libraries``, which are directories."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 2
+    while frame is not None and frame.f_code.co_filename.startswith(libraries):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 class CallSites:
@@ -90,9 +99,9 @@ class CallSites:
     def _classify(self, filename: str) -> int:
         if filename == self._speaker:
             return SPEAKER
-        if filename.startswith(_RINGSIM) and filename not in _AS_USERS:
+        if filename.startswith(RINGSIM) and filename not in _AS_USERS:
             return OURS
-        of_python = filename.startswith(_PYTHON) and not filename.startswith(_INSTALLED)
+        of_python = filename.startswith(PYTHON) and not filename.startswith(_INSTALLED)
         if of_python or filename.startswith(self._libraries) or filename.endswith(DECORATOR):
             return LIBRARY
         return self._number(filename)

@@ -1,4 +1,4 @@
-"""Formats numbers with units or nouns, for pictures and messages.
+"""Formats numbers with units or nouns, and the beginnings of sentences, for pictures and messages.
 
 Byte units are powers of 1024; a time gets the largest unit in which it is at least 1.
 """
@@ -30,6 +30,16 @@ def count(number: int, noun: str) -> str:
         ('1 rank', '12,000 messages', '2 microbatches')
     """
     return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
+
+
+def capitalise(text: str) -> str:
+    """Returns a text that begins with a capital letter.
+
+    Example:
+        >>> capitalise("rank 0 uses NCCL")
+        'Rank 0 uses NCCL'
+    """
+    return text[:1].upper() + text[1:]
 
 
 def bytes_text(size_bytes: float) -> str:
