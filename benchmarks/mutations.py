@@ -32,7 +32,7 @@ _NONE_SELECTED = 5  # pytest's exit code
 MUTATIONS = {
     "matching of a trace": Mutation(
         "ringsim/traces/matching.py",
-        "        events.tag[both] if by_tag else None,",
+        "        events.tag[some] if by_tag else None,",
         "        None,",
         "test_matching.py test_golden.py",
     ),

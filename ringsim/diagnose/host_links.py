@@ -288,7 +288,6 @@ def _describe_slow(
 ) -> Finding:
     events, messages = trace.events, trace.messages
     _, others_ns, way = max(found, key=itemgetter(0))
-    first, second = way.pair
     host = np.array(trace.hosts)
     over = (
         trace.crosses(messages.src, messages.dst)
@@ -297,7 +296,7 @@ def _describe_slow(
     )
     ranks = np.union1d(messages.src[over], messages.dst[over]).tolist()
     message = (
-        f"the link between hosts {first} and {second} is slow.\n"
+        f"the link between hosts {way.pair[0]} and {way.pair[1]} is slow.\n"
         f"  each of {count(way.number, 'message')} of {bytes_text(way.size_bytes)} from {way.src} "
         f"to {way.dst} took at least {time_text(way.least_ns)}\n"
         f"  between other hosts, such a message takes as little as {time_text(others_ns)}\n"

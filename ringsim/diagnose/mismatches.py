@@ -315,8 +315,9 @@ def _call_findings(
     sides = np.stack([column[side] for column in columns for side in (mine, event)])
     # Most calls are equal, and few combinations occur among the others.
     unlike = np.flatnonzero((sides[::2] != sides[1::2]).any(axis=0))
-    kinds, number = np.unique(sides[:, unlike], axis=1, return_inverse=True)
-    said = [_call_difference(events, *column) for column in kinds.T.tolist()]
+    number = number_rows(*sides[:, unlike])
+    _, example = np.unique(number, return_index=True)
+    said = [_call_difference(events, *column) for column in sides[:, unlike[example]].T.tolist()]
     wrong: dict[int, _WrongCall] = {}  # by call
     for index, kind in zip(unlike.tolist(), number.tolist(), strict=True):
         if what := said[kind]:
