@@ -34,11 +34,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ringsim.simulator.links import SharedCores
-from ringsim.simulator.work import SimulatedWork
 from ringsim.traces.collectives import COLLECTIVES, make_rounds
+
+if TYPE_CHECKING:  # reading a trace needs no torch
+    from ringsim.simulator.work import SimulatedWork
 
 _LARGEST_BYTES = 1 << 20  # the largest piece of a ring
 
