@@ -212,7 +212,9 @@ def _complain(
 ) -> NoReturn:
     """Raises an error, and records it in the trace."""
     where = f"rank {recorder.rank} of {recorder.world_size}"
-    message = f"{what} ({where}{about and f', {about}'}). {todo}."
+    if about:
+        where += f", {about}"
+    message = f"{what} ({where}). {todo}."
     with without_modes():
         recorder.notice(kind, message, *numbers)
     raise error(message) from None
