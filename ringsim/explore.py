@@ -383,8 +383,10 @@ def deadlock() -> Explorer:
     return Explorer("order of sends and receives", _in_order, choices)
 
 
-def _in_order(size: int, semantics: str, **ranks: str) -> Frame:
-    orders, size_bytes = [*ranks.values()], 1024 * size
+def _in_order(
+    rank_0: str, rank_1: str, rank_2: str, rank_3: str, size: int, semantics: str
+) -> Frame:
+    orders, size_bytes = [rank_0, rank_1, rank_2, rank_3], 1024 * size
     kind = f"buffered({_EAGER_BYTES})" if semantics.startswith("eager") else semantics
     eager = kind != semantics and size_bytes <= _EAGER_BYTES
     reason = "one rank must differ from the rest."

@@ -336,6 +336,9 @@ class Supervisor:
         """If a check is due, looks for ranks that can never continue, and wakes them."""
         if self._watcher is None or now < self._next_look_s:
             return False
+        # after a caught error, the ranks first mark its operations as failed
+        if self.caught and now < self._phase_ends_s + WAKE_S and any(self._find_stuck()):
+            return False
         self.verdict = self._watcher.look(
             ["exited" if one.result is not None else "running" for one in self.ranks]
         )
