@@ -176,7 +176,7 @@ class TraceFileError(RingError):
     """A trace file cannot be written, is truncated or damaged, or has a foreign or later format."""
 
     def __init__(self, message: str, **of_a_run: Any) -> None:
-        super().__init__(escape(str(message), lines=False), **of_a_run)
+        super().__init__(escape_line(str(message)), **of_a_run)
 
 
 class ScheduleError(RingError):

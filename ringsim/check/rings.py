@@ -19,7 +19,7 @@ from ringsim.check.examination import (
     shown,
 )
 from ringsim.ring.pairs import Pair, all_pairs, list_groups
-from ringsim.traces.events import make_events
+from ringsim.traces.events import NO_EVENTS
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 
@@ -148,7 +148,7 @@ def _picture(size: int, answer: Pairs) -> Trace | None:
     ]
     source = "the groups of the answer; nothing was run"
     return Trace(
-        make_events({"rank": [], "op": []}),
+        NO_EVENTS,
         {"source": source, "world_size": size, "ring_groups": list_groups(pairs)},
     )
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import ringsim
 from ringsim.cli import demo, doctor, grade, lessons, measure, record, traces, virtual, watch
-from ringsim.errors import ArgumentError, Interrupted, RingError, escape
+from ringsim.errors import ArgumentError, Interrupted, RingError, escape_line
 
 VERBS = (
     demo.add_demo,
@@ -58,7 +58,7 @@ class _Parser(argparse.ArgumentParser):
             )
             near = difflib.get_close_matches(choice or option, known, n=1)
             message += f". Did you mean {near[0]}?" if near else ""
-        super().error(escape(message, lines=False))
+        super().error(escape_line(message))
 
 
 class _PrintCompletion(argparse.Action):

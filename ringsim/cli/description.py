@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringsim.cli.toml_table import BANDWIDTH, SIZE, TEXT, TIME, TRUTH, TomlTable, at_least, number
-from ringsim.errors import LONGEST_S, ArgumentError, RingError, ScheduleError, escape
+from ringsim.errors import LONGEST_S, ArgumentError, RingError, ScheduleError, escape_line
 from ringsim.faults import (
     Degrade,
     Injection,
@@ -136,7 +136,7 @@ def read_description(file: Path) -> Description:
         RingError: the file cannot be read.
         ArgumentError: the file is not TOML, a key is unknown or missing, or a value is invalid.
     """
-    name = escape(str(file), lines=False)
+    name = escape_line(str(file))
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from ringsim.cli.verb import Verbs, add_verb, tell_written
-from ringsim.errors import escape
+from ringsim.errors import escape_line
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -68,6 +68,6 @@ def run(options: argparse.Namespace) -> int:
                 f"{row['exercise']:<24} {row['points']}/{row['of']}  {row['verdict']:<9}  "
                 f"{row['reason']}"
             )
-            print(escape(text, lines=False))
+            print(escape_line(text))
         print(f"{graded['points']} of {graded['of']} points (seed {graded['seed']})")
     return 0

@@ -11,7 +11,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from ringsim.cli.verb import Verbs, add_verb, make_directory, tell_written
-from ringsim.errors import RingError, escape
+from ringsim.errors import RingError, escape_line
 from ringsim.traces.units import count
 
 _DIRECTORY = "ringsim-lessons"
@@ -65,7 +65,7 @@ def copy(options: argparse.Namespace) -> int:
         tell_written(file)
     if kept:
         print(f"kept {count(len(kept), 'file')} that already existed")
-    print(f"to open the lessons, run: ringsim lab {escape(str(directory), lines=False)}")
+    print(f"to open the lessons, run: ringsim lab {escape_line(str(directory))}")
     return 0
 
 
@@ -101,7 +101,7 @@ def copy_lessons(directory: Path, edition: str) -> tuple[list[Path], list[Path]]
                 target.write_bytes(content)
             except OSError as error:
                 raise RingError(
-                    f"cannot write the lesson {escape(str(target), lines=False)}: {error}. "
+                    f"cannot write the lesson {escape_line(str(target))}: {error}. "
                     "Choose another directory."
                 ) from None
             written.append(target)

@@ -30,7 +30,7 @@ from ringsim.cli.verb import (
     write_picture,
     write_pictures,
 )
-from ringsim.errors import ArgumentError, Interrupted, RingError, escape
+from ringsim.errors import ArgumentError, Interrupted, RingError, escape_line
 from ringsim.exchange.loading import is_profile
 from ringsim.launch.progress import Progress
 from ringsim.traces.display import Style
@@ -208,7 +208,7 @@ def run_compare(options: argparse.Namespace) -> int:
     comparison = ringsim.compare(*ringsim.load(files))
     if not comparison.predicts:
         same = files[0].name == files[1].name
-        first, second = (escape(str(file) if same else file.name, lines=False) for file in files)
+        first, second = (escape_line(str(file) if same else file.name) for file in files)
         comparison = replace(comparison, called=(first, second))
     tell(options, lambda: comparison, lambda: _differences(comparison))
     if options.out is not None:
@@ -436,7 +436,7 @@ def find_newest(file: Path) -> Path:
         )
     newest = max(kept, key=lambda trace: trace.stat().st_mtime_ns)
     others = f", the newest of {len(kept)}" if len(kept) > 1 else ""
-    print(f"reading {escape(str(newest), lines=False)}{others}", file=sys.stderr)
+    print(f"reading {escape_line(str(newest))}{others}", file=sys.stderr)
     return newest
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from ringsim.errors import ArgumentError, Interrupted, RingError, escape
+from ringsim.errors import ArgumentError, Interrupted, RingError, escape, escape_line
 from ringsim.link import Link
 from ringsim.traces.units import capitalise
 
@@ -95,7 +95,7 @@ def write_pictures(trace: Trace, directory: Path) -> None:
 
 def tell_written(file: object) -> None:
     """Prints the path of a written file, escaped because the file name may be untrusted."""
-    print(f"wrote {escape(str(file), lines=False)}")
+    print(f"wrote {escape_line(str(file))}")
 
 
 def save_trace(trace: Trace, file: Path) -> None:
@@ -141,7 +141,7 @@ def make_directory(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         raise RingError(
-            f"cannot create the directory {escape(str(path), lines=False)}: {error}. "
+            f"cannot create the directory {escape_line(str(path))}: {error}. "
             "Choose another directory."
         ) from None
 
@@ -164,7 +164,7 @@ def write_picture(axes: Axes, file: Path) -> None:
         save_figure(figure, file, dpi=figure.dpi)
     except (OSError, ValueError) as error:
         raise RingError(
-            f"cannot write the picture to {escape(str(file), lines=False)}: {error}. "
+            f"cannot write the picture to {escape_line(str(file))}: {error}. "
             "Choose another path with -o."
         ) from None
     finally:

@@ -30,7 +30,6 @@ from ringsim.diagnose.parting import tell_partings
 from ringsim.diagnose.snapshot import (
     ABLE,
     Snapshot,
-    find_last_ns,
     is_on_nccl,
     leave_out_queued,
     operation_of,
@@ -42,7 +41,7 @@ from ringsim.diagnose.snapshot import (
 from ringsim.diagnose.verdict import blame_threads, judge, waits_text
 from ringsim.diagnose.waitfor import hindering
 from ringsim.errors import name_ranks
-from ringsim.traces.events import COLLECTIVE, IN_FLIGHT, NONE, Events
+from ringsim.traces.events import IN_FLIGHT, NONE, Events
 from ringsim.traces.findings import (
     IN_VAIN,
     LEFT_BLOCK,
@@ -247,7 +246,7 @@ def _count_retries(events: Events, rank: int, at_ns: int) -> int:
 
     The count is 0 if the rank has done anything else since.
     """
-    mine = np.flatnonzero((events.rank == rank) & (events.kind <= COLLECTIVE))
+    mine = np.flatnonzero((events.rank == rank) & events.communicates)
     columns = (events.op, events.peer, events.tag, events.file, events.line)
     what = list(zip(*(column[mine].tolist() for column in columns), strict=True))
     open_then = (
@@ -448,7 +447,7 @@ def _find_held(events: Events, snapshot: Snapshot) -> Finding | None:
     able = [rank for rank in able if rank in first.ranks]
     message = f"{first.message}\n  meanwhile, other threads of {name_ranks(able)} continued"
     for rank in able[:_MOST_WAITS]:
-        last = np.flatnonzero((events.rank == rank) & (events.kind <= COLLECTIVE))[-1]
+        last = np.flatnonzero((events.rank == rank) & events.communicates)[-1]
         message += f"\n  rank {rank}'s last operation was {operation_of(events, int(last))}"
     return replace(
         first, kind="stalled", message=message, hint=f"{first.hint}\n{_HELD_HINT}".strip()
@@ -464,7 +463,7 @@ def _tell_busy(trace: Trace, snapshot: Snapshot, rank: int) -> str:
     recorded = [about.get("rank") for about in trace.metadata.get("ranks") or ()]
     if recorded and rank not in recorded:
         return f"rank {rank} was not recorded"
-    last_ns = find_last_ns(events.select(events.rank == rank))
+    last_ns = int(events.last_ns[events.rank == rank].max(initial=0))
     end_ns = read_end_ns(trace.metadata) or 0
     since = f"for {time_text(end_ns - last_ns)}" if end_ns > last_ns else ""
     about = view.end.about

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ringsim.diagnose.snapshot import operation_of
-from ringsim.traces.events import COLLECTIVE, ERROR, NONE, SPAN, Events, Ints
+from ringsim.traces.events import ERROR, NONE, SPAN, Events, Ints
 from ringsim.traces.findings import Finding, lines_text
 from ringsim.traces.items import event_at, part_text
 from ringsim.traces.matching import CollectiveCalls, number_rows, wait_for_last
@@ -383,7 +383,7 @@ class Activity:
         if span := self.in_span(rank, start_ns, end_ns):
             return span
         events = self._events
-        mine = (events.rank == rank) & (events.kind <= COLLECTIVE)
+        mine = (events.rank == rank) & events.communicates
         last = np.flatnonzero(mine & (events.post_ns <= start_ns))
         if len(last) and events.file[last[-1]] != NONE:
             latest = operation_of(events, last[-1])
@@ -420,7 +420,7 @@ class Activity:
             over = (events.wait_ns != NONE) & (events.done_ns != NONE)
             # a wait that reached its own limit is not caused by another rank
             over &= events.status != ERROR
-            mine = np.flatnonzero((events.rank == rank) & (events.kind <= COLLECTIVE) & over)
+            mine = np.flatnonzero((events.rank == rank) & events.communicates & over)
             mine = mine[np.argsort(events.wait_ns[mine], kind="stable")]
             wait, done = events.wait_ns[mine], events.done_ns[mine]
             end = np.maximum.accumulate(np.maximum(done, wait))

@@ -467,7 +467,7 @@ def snapshot_of_events(
         rank: End(*end) for rank, end in (ends or {}).items()
     }
     known |= _without_groups(events, known)
-    speaks = events.kind <= COLLECTIVE
+    speaks = events.communicates
     thread = number_rows(events.rank, events.thread)
     open_ops = speaks & ((events.status == IN_FLIGHT) | _broken_waits(events, speaks, thread))
     awaited = open_ops & (events.wait_ns != NONE)
@@ -481,16 +481,10 @@ def snapshot_of_events(
         known,
         open_ops,
         awaited,
-        max(find_last_ns(events), end_ns or 0),
+        max(int(events.last_ns.max(initial=0)), end_ns or 0),
         Counter(),
         latest=events,
     )
-
-
-def find_last_ns(events: Events) -> int:
-    """Returns the last recorded time."""
-    columns = events.post_ns, events.wait_ns, events.done_ns
-    return max(int(column.max(initial=0)) for column in columns)
 
 
 def _make_snapshot(
@@ -538,7 +532,7 @@ def _make_snapshot(
             )
         )
     raised = np.flatnonzero(refused(events) & (events.kind <= RECV))
-    spoken = np.flatnonzero(latest.kind <= COLLECTIVE)
+    spoken = np.flatnonzero(latest.communicates)
     last = dict(zip(latest.rank[spoken].tolist(), spoken.tolist(), strict=True))
     ranks = []
     for rank, end in ends.items():
@@ -691,7 +685,7 @@ def leave_out_queued(events: Events) -> Events:
         >>> leave_out_queued(events).post_ns.tolist()
         [1, 2, 7]
     """
-    left = (events.kind <= COLLECTIVE) & (events.status == IN_FLIGHT)
+    left = events.communicates & (events.status == IN_FLIGHT)
     waits = left & (events.wait_ns != NONE)
     for column, differs in ((events.post_ns, np.greater), (events.wait_ns, np.not_equal)):
         first = np.full(int(events.rank.max(initial=0)) + 1, np.iinfo(np.int64).max)
@@ -709,7 +703,7 @@ def reopen(events: Events, metadata: Mapping[str, Any]) -> Events:
     """
     if type(given_up_ns := metadata.get("given_up_ns")) is not int:
         return events
-    ended = (events.status == ERROR) & (events.kind <= COLLECTIVE) & (events.done_ns > given_up_ns)
+    ended = (events.status == ERROR) & events.communicates & (events.done_ns > given_up_ns)
     ended &= (events.wait_ns != NONE) & (events.wait_ns <= given_up_ns)
     return _open_again(events, ended)
 

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 from ringsim.diagnose.failure import is_internal, list_chain
-from ringsim.errors import escape
+from ringsim.errors import escape_line
 
 _MOST_FRAMES = 20
 _MOST_VARIABLES = 50  # of one frame
@@ -42,7 +42,7 @@ def describe_variables(frames: Iterable[tuple[FrameType, int]]) -> str:
     for frame, line in users[-_MOST_FRAMES:]:
         lines.append(f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_name}")
         for name, value in list(frame.f_locals.items())[:_MOST_VARIABLES]:
-            lines.append(f"    {name} = {escape(_FORMS.repr(value), lines=False)}")
+            lines.append(f"    {name} = {escape_line(_FORMS.repr(value))}")
     return "\n".join(lines)
 
 

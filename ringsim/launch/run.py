@@ -35,7 +35,6 @@ from ringsim.launch.supervisor import Doing, Supervisor
 from ringsim.launch.supervisor import RunOptions as RunOptions
 from ringsim.ring.pairs import all_pairs, list_groups
 from ringsim.traces.cells import name_cells, rename_events
-from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.findings import IN_THREAD, Diagnosis
 from ringsim.traces.run_parts import read_parts
 from ringsim.traces.sources import attach_sources
@@ -225,7 +224,7 @@ class Run(Supervisor):
         """
         events, said = trace.events, ""
         for rank in (report.rank for report in self.reports if not report.error):
-            posted = np.flatnonzero((events.rank == rank) & (events.kind <= COLLECTIVE))
+            posted = np.flatnonzero((events.rank == rank) & events.communicates)
             for event in posted[-1:].tolist():
                 said += f"\n  rank {rank}'s last operation was {operation_of(events, event)}"
         return said

@@ -282,7 +282,7 @@ class Comparison:
             f"n {errors.count}"
         )
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
+    def _repr_mimebundle_(self, **_: Any) -> Bundle:
         return bundle(repr(self), self.describe(), self._draw)
 
     def _draw(self) -> Images:

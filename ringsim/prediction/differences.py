@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ringsim.compute_costs import read_label
-from ringsim.errors import escape
+from ringsim.errors import escape_line
 from ringsim.prediction.calibration import join_columns
 from ringsim.traces.events import CALLS, MARK, NONE, OP_NAMES, SPAN, Events, Ints, number_places
 from ringsim.traces.matching import number_rows, wait_for_last
@@ -327,7 +327,7 @@ def _line_of(events: Events, index: int) -> str:
     if index == NONE or events.file[index] == NONE:
         return ""
     file = events.tables.files[events.file[index]].partition(CALLS)[0]
-    return f"{escape(os.path.basename(file), lines=False)}:{events.line[index]}"
+    return f"{escape_line(os.path.basename(file))}:{events.line[index]}"
 
 
 def _share_out(trace: Trace, name: Ints, step: Ints, program: int) -> _Spent:

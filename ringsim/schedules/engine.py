@@ -195,7 +195,7 @@ class Cycle(tuple[tuple[int, Action], ...]):
 
         return diagnose_cycle(self).plot(**look)
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         """Returns the description and the picture for Jupyter."""
         from ringsim.plot.waitfor import diagnose_cycle
 

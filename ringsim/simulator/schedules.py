@@ -391,7 +391,7 @@ class ScheduleRun:
             f"{100 * self.bubble:.1f} %{notes}"
         )
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
+    def _repr_mimebundle_(self, **_: Any) -> Bundle:
         """Returns the plot and the summary for Jupyter."""
         return bundle(repr(self), repr(self), self._draw)
 
