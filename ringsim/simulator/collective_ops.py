@@ -53,11 +53,12 @@ from ringsim.simulator.clock import Rank
 from ringsim.simulator.gloo import GlooCollective
 from ringsim.simulator.links import Links, SharedCores, SharedLinks
 from ringsim.simulator.work import (
+    RESIZE,
     PayloadKind,
     SimulatedWork,
     Team,
-    check_storage,
     describe_payload,
+    find_lost_memory,
 )
 from ringsim.traces.collectives import COLLECTIVES, make_rounds, same_collective
 from ringsim.traces.events import OP_CODES
@@ -66,6 +67,10 @@ _RING, _TREE = "all_reduce: ring", "all_reduce: tree"
 _UNEVEN = ("all_to_all", "all_to_all_single")  # sizes may differ from rank to rank
 _Way = tuple[int, int, float]  # from and to (places in the group), and bytes
 _Round = tuple[Sequence[_Way], int]  # the ways, and the number of latencies
+
+
+class _Fault(Exception):
+    """A problem of all members: the type of their errors, the problem, and the remedy."""
 
 
 class _Choice(NamedTuple):
@@ -140,11 +145,11 @@ def meet(part: Part, links: Links) -> None:
     try:
         _check_reduction(met)
         _move(met)
-    except ArgumentError as fault:
-        problem, _, remedy = str(fault).rpartition(". ")
+    except _Fault as fault:
+        kind, problem, remedy = fault.args
         for each in met:  # takes no time; the waits of the ranks raise the error
             where = f"{each.rank.here()}, {each.name}, group {group.group_name}"
-            each.error = type(fault)(f"{problem} ({where}). {remedy}")
+            each.error = kind(f"{problem} ({where}). {remedy}.")
             each.complete(each.rank.clock.now)
     else:
         _begin(met, links)
@@ -205,22 +210,20 @@ def _unfit(one: Part, other: Part) -> str:
 
 
 def _check_reduction(parts: Sequence[Part]) -> None:
-    """Raises Refused if torch does not support the reduction for the tensors."""
+    """Raises _Fault if torch does not support the reduction for the tensors."""
     payload = parts[0].kind.payload
     if payload.reduction:
         refusal = find_refusal(parts[0].call.given[0].dtype, payload.reduction)
         if refusal:
-            raise Refused(
-                f"torch does not support {payload.reduction} for {payload.dtype}: {refusal}. "
-                "Convert the tensors, or choose a different op."
-            )
+            words = f"torch does not support {payload.reduction} for {payload.dtype}: {refusal}"
+            raise _Fault(Refused, words, "Convert the tensors, or choose a different op")
 
 
 def _move(parts: Sequence[Part]) -> None:
     """Moves the data, if the tensors hold any.
 
     Raises:
-        ArgumentError: there is a problem with the tensors.
+        _Fault: there is a problem with the tensors.
     """
     are_meta = {tensor.is_meta for part in parts for tensor in part.call.tensors}
     if False not in are_meta:
@@ -236,21 +239,22 @@ def _move(parts: Sequence[Part]) -> None:
             )
             for is_meta in (True, False)
         )
-        raise ArgumentError(
+        words = (
             "some tensors of the collective have data and others do not: meta tensors on "
-            f"{without}, and tensors with data on {others}. Use the same device on all ranks."
+            f"{without}, and tensors with data on {others}"
         )
+        raise _Fault(ArgumentError, words, "Use the same device on all ranks")
     for part in parts:
         for tensor in part.call.tensors:
-            check_storage(tensor)
+            if lost := find_lost_memory(tensor):
+                raise _Fault(ArgumentError, lost, RESIZE)
     try:
         # tensors created in inference mode can only be changed in inference mode
         with torch.inference_mode(), outside_modes():
             _PERFORM[parts[0].call.collective.family]([part.call for part in parts])
     except RuntimeError as error:
-        raise ArgumentError(
-            f"torch cannot write to the tensors of the collective: {error}. Use tensor.clone()."
-        ) from None
+        words = f"torch cannot write to the tensors of the collective: {error}"
+        raise _Fault(ArgumentError, words, "Use tensor.clone()") from None
 
 
 # -- moving the data, given the calls by place. All inputs are read before any output is written,

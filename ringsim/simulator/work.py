@@ -70,18 +70,27 @@ class PayloadKind(NamedTuple):
     size_bytes: int
 
 
+RESIZE = "Resize it after wait()"
+
+
 def check_storage(tensor: torch.Tensor) -> int:
     """Checks that a tensor's storage still holds all of its bytes, and returns their number.
 
     Otherwise torch would read and write beyond the end of the storage.
     """
-    size_bytes: int = tensor.nbytes
-    needed: Any = size_bytes
+    if lost := find_lost_memory(tensor):
+        raise ArgumentError(f"{lost}. {RESIZE}.")
+    return tensor.nbytes
+
+
+def find_lost_memory(tensor: torch.Tensor) -> str:
+    """Says that a tensor's storage is too small, or returns "" if it is not."""
+    needed: Any = tensor.nbytes
     try:
         there = tensor.untyped_storage().nbytes()
     except NotImplementedError:
         # a subclass without its own memory, which defines its own way of copying
-        return size_bytes
+        return ""
     if not tensor.is_contiguous():
         last = sum(
             (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
@@ -89,13 +98,12 @@ def check_storage(tensor: torch.Tensor) -> int:
         needed = (last + 1) * tensor.itemsize
     if offset := tensor.storage_offset():
         needed += offset * tensor.itemsize
-    if needed > there and size_bytes:
-        raise ArgumentError(
-            "a tensor lost its memory before its operation finished: its storage has "
-            f"{there:,} bytes, but the tensor needs {needed:,}. "
-            "Resize it after wait()."
-        )
-    return size_bytes
+    if needed <= there or not tensor.nbytes:
+        return ""
+    return (
+        "a tensor lost its memory before its operation finished: its storage has "
+        f"{there:,} bytes, but the tensor needs {needed:,}"
+    )
 
 
 def copy_tensor(source: torch.Tensor, target: torch.Tensor) -> None:
