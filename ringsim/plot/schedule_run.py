@@ -114,10 +114,14 @@ def find_unit(run: ScheduleRun) -> tuple[float, str]:
     return unit_ns * 1e-9, name
 
 
+def _length(run: ScheduleRun, time: float) -> str:
+    return time_text(time * 1e9) if run.setting.sizes is not None else f"{time:,.6g}"
+
+
 def describe_length(run: ScheduleRun, time: float | None = None) -> str:
     """Returns a time with its unit, by default the length of the step."""
-    time = float(run.makespan) if time is None else time
-    return f"{time:,.6g} units" if run.setting.sizes is None else time_text(time * 1e9)
+    text = _length(run, float(run.makespan) if time is None else time)
+    return text if run.setting.sizes is not None else f"{text} units"
 
 
 def _about(run: ScheduleRun) -> str:
@@ -130,10 +134,7 @@ def describe_constants(run: ScheduleRun) -> str:
     """Returns a note about the simulated times of each kind, the message sizes and the links."""
     operations, setting = run.operations, run.setting
 
-    def say(time: float) -> str:
-        return describe_length(run, time).removesuffix(" units")
-
-    def span(values: Any, text: Callable[[float], str] = say) -> str:
+    def span(values: Any, text: Callable[[float], str] = lambda time: _length(run, time)) -> str:
         low, high = text(float(values.min())), text(float(values.max()))
         return low if low == high else f"{low} to {high}"
 
